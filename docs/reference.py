@@ -21,7 +21,7 @@ from vitlab import errors, registry
 from vitlab.cli import COMMANDS, cli
 from vitlab.cli.show import describe_option_type, shown_default, study_schema
 from vitlab.comparison import MEANINGS
-from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
+from vitlab.components.head import DistilledLogits, Logits
 from vitlab.lab import Answer
 from vitlab.registry.options import parse_docstring_args
 from vitlab.report import api, comparison, frame
@@ -247,7 +247,7 @@ def _python() -> Iterator[str]:
     yield f"`transform` is a `Transform`: {_inline(inspect.getdoc(Transform) or '')}\n"
     yield "`model(transform(image))` is a NamedTuple that depends on the arm's head:\n"
     yield "| NamedTuple | fields | meaning |\n| --- | --- | --- |"
-    for logits in (Logits, Probabilities, DistilledLogits, DistilledProbabilities):
+    for logits in (Logits, DistilledLogits):
         fields = ", ".join(f"`{name}`" for name in logits._fields)
         yield f"| `{logits.__name__}` | {fields} | {_inline(' '.join((inspect.getdoc(logits) or '').split()))} |"
     yield '\n`model.logits_by_head(output)[""]` are the logits of the prediction, whatever the head.\n'

@@ -14,7 +14,7 @@ from vitlab import noise
 from vitlab.data.augment import pixels
 from vitlab.data.augment.color import ColorJitter, ThreeAugment
 from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
-from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm
+from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm, TrivialAugment
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.registry import BUILT_IN, list_entries, slot
@@ -32,6 +32,7 @@ EVERY = [
     "rand_augment_timm",
     "random_resized_crop",
     "three_augment",
+    "trivial_augment",
 ]
 
 
@@ -308,18 +309,20 @@ MOVES = "ShearX ShearY TranslateX TranslateY Rotate"
 NAMES = f"Identity {MOVES} Brightness Color Contrast Sharpness Posterize Solarize AutoContrast Equalize"
 
 
-@pytest.mark.parametrize("magnitude", [0, 9, 14, 30])
+@pytest.mark.parametrize("level", [0, 9, 14, 19, 30])
+@pytest.mark.parametrize("policy", ["RandAugment", "TrivialAugmentWide"])
 @pytest.mark.parametrize(("number", "theirs"), list(enumerate(NAMES.split())), ids=RandAugment.operations)
-def test_rand_augment_operations_equal_torchvision(number: int, theirs: str, magnitude: int) -> None:
+def test_operations_equal_torchvision(number: int, theirs: str, policy: str, level: int) -> None:
     module = torchvision("torchvision.transforms.autoaugment")
-    x_BCHW = images(20, height=16, width=20)
-    space = module.RandAugment()._augmentation_space(31, (16, 20))
+    x_BCHW = images(20, height=64, width=80)
+    size = [(64, 80)] if policy == "RandAugment" else []
+    space = getattr(module, policy)()._augmentation_space(31, *size)
     assert list(space) == NAMES.split(), "torchvision's operations, in its order"
     levels, signed = space[theirs]
-    strength = float(levels[magnitude]) if levels.ndim else 0.0
+    strength = float(levels[level]) if levels.ndim else 0.0
     for sign in (1, -1):
-        which_B, sign_B = torch.full((20,), number), torch.full((20,), sign)
-        ours = RandAugment(magnitude=magnitude).apply_operation(x_BCHW, which_B, sign_B)
+        drawn = (torch.full((20,), value) for value in (number, level, sign))
+        ours = (RandAugment() if size else TrivialAugment()).apply_operation(x_BCHW, *drawn)
         amount = strength * sign if signed else strength
         expected = torch.stack([module._apply_op(x, theirs, amount, Mode.NEAREST, None) for x in x_BCHW])
         off = (ours.int() - expected.int()).abs()
@@ -330,17 +333,27 @@ def test_rand_augment_operations_equal_torchvision(number: int, theirs: str, mag
             assert off.max() <= 1 and (off > 0).float().mean() < 1e-3
 
 
+def test_trivial_augment_draws_one_operation_at_a_uniform_level() -> None:
+    which_BT, level_BT, sign_BT = TrivialAugment().draws(KEY, MANY)
+    assert which_BT.shape == (len(MANY), 1)
+    for drawn_B, count in ((which_BT[:, 0], 14), (level_BT[:, 0], 31), (sign_BT[:, 0] + 1, 3)):
+        expected = torch.tensor([1, 0, 1]) if count == 3 else torch.ones(count)
+        seen = drawn_B.bincount(minlength=count)[expected > 0]
+        assert stats.chisquare(seen).pvalue > 1e-3 and seen.sum() == len(MANY)
+    assert stats.chi2_contingency(np.histogram2d(which_BT[:, 0], level_BT[:, 0], [14, 31])[0]).pvalue > 1e-3
+
+
 def test_rand_augment_operations_and_signs_are_uniform() -> None:
-    which_BT, sign_BT = RandAugment(num_ops=3).draws(KEY, MANY)
+    which_BT, level_BT, sign_BT = RandAugment(num_ops=3, magnitude=7).draws(KEY, MANY)
+    assert level_BT.shape == which_BT.shape and (level_BT == 7).all()
     for turn in range(3):
         assert stats.chisquare(which_BT[:, turn].bincount(minlength=14)).pvalue > 1e-3
         assert stats.binomtest(int((sign_BT[:, turn] > 0).sum()), len(MANY), 0.5).pvalue > 1e-3
     assert stats.chi2_contingency(np.histogram2d(which_BT[:, 0], which_BT[:, 1], 14)[0]).pvalue > 1e-3
     x_BCHW, id_B = images(), torch.arange(40)
     one = RandAugment(num_ops=2)
-    which_BT, sign_BT = one.draws(KEY, id_B)
-    expected = one.apply_operation(x_BCHW, which_BT[:, 0], sign_BT[:, 0])
-    expected = one.apply_operation(expected, which_BT[:, 1], sign_BT[:, 1])
+    first, second = zip(*(drawn_BT.unbind(1) for drawn_BT in one.draws(KEY, id_B)), strict=True)
+    expected = one.apply_operation(one.apply_operation(x_BCHW, *first), *second)
     assert torch.equal(one(x_BCHW, KEY, id_B), expected)
 
 
@@ -349,7 +362,7 @@ def test_rand_augment_applies_torchvision_operations_that_each_image_drew() -> N
     module = torchvision("torchvision.transforms.autoaugment")
     x_BCHW, change = images(height=16, width=20), RandAugment(num_ops=2, magnitude=12)
     space = module.RandAugment()._augmentation_space(31, (16, 20))
-    out_BCHW, (which_BT, sign_BT) = change(x_BCHW, KEY, MANY[:40]), change.draws(KEY, MANY[:40])
+    out_BCHW, (which_BT, _, sign_BT) = change(x_BCHW, KEY, MANY[:40]), change.draws(KEY, MANY[:40])
     assert len(which_BT.unique()) == len(NAMES.split()) == 14
     for x_CHW, out_CHW, which_T, sign_T in zip(x_BCHW, out_BCHW, which_BT.tolist(), sign_BT.tolist(), strict=True):
         for which, sign in zip(which_T, sign_T, strict=True):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scipy.special import erf, log_softmax, softmax
 from torch import Tensor
 
-from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
+from vitlab.components.head import DistilledLogits, Logits
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
@@ -76,7 +76,16 @@ def test_attention_pooling_equals_hand_calculation() -> None:
         np.testing.assert_allclose(numbers(built(x).logits)[image], linear(built.fc, y), atol=1e-10)
 
 
-@pytest.mark.parametrize("pool", ["gap", "map"])
+def test_sequence_pooling_equals_formula() -> None:
+    g = geometry()
+    built, x = head.build({"type": "linear", "pool": "seq"}, g).double(), tokens(g)
+    patches = numbers(x)[:, 1:]
+    weights = softmax(patches @ numbers(built.score.weight).T + numbers(built.score.bias), 1)
+    expected = (weights * patches).sum(1) @ numbers(built.fc.weight).T + numbers(built.fc.bias)
+    np.testing.assert_allclose(numbers(built(x).logits), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool", ["gap", "map", "seq"])
 def test_prefix_tokens_are_not_pooled(pool: str) -> None:
     g = geometry(("class", "distillation", "register"))
     built = head.build({"type": "linear", "pool": pool}, g).double()
@@ -169,31 +178,8 @@ def test_late_softmax_fusion_is_distribution_for_large_logits() -> None:
     torch.testing.assert_close(views[""].exp(), torch.tensor([[0.5, 0.5, 0.0]]))
 
 
-@pytest.mark.parametrize("name", head.names())
-@pytest.mark.parametrize("output", ["logits", "probabilities"])
-def test_probabilities_on_request(name: str, output: str) -> None:
-    if "output" not in head.options(head.get(name)).model_fields:
-        pytest.skip("a guest without this option")
-    g = geometry(("class", "distillation"))
-    torch.manual_seed(0)
-    plain = head.build(name, g).double()
-    scores = head.build({"type": name, "output": output}, g).double()
-    scores.load_state_dict(plain.state_dict())
-    x = tokens(g)
-    out = scores(x)
-    # Prediction and loss are equal for every output option.
-    for view, value in plain.logits_by_head(plain(x)).items():
-        assert torch.equal(scores.logits_by_head(out)[view], value)
-    assert isinstance(out, Probabilities | DistilledProbabilities) == (output == "probabilities")
-    if output == "probabilities":
-        logits = numbers(scores.logits_by_head(out)[""])
-        np.testing.assert_allclose(numbers(out.probabilities), softmax(logits, 1), atol=1e-12)
-        assert out[0] is out.probabilities
-
-
-def test_prediction_only_options_are_not_in_trial_key() -> None:
+def test_options_that_change_a_metric_are_in_trial_key() -> None:
     plain = head.resolve_choice("distilled").hashed()
-    assert head.resolve_choice({"type": "distilled", "output": "probabilities"}).hashed() == plain
     assert head.resolve_choice({"type": "distilled", "fusion": "softmax"}).hashed() != plain, "another val/accuracy"
     assert head.resolve_choice({"type": "distilled", "weights": "zero"}).hashed() != plain
     assert head.resolve_choice("linear").hashed() != head.resolve_choice({"type": "linear", "pool": "gap"}).hashed()

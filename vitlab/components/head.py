@@ -6,7 +6,7 @@ C classes, M and W pixel rows and columns of the image, R width of the pre-logit
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Count, Dropout, Gelu, Options, Part, Positive, Probability
 from vitlab.geometry import Geometry
-from vitlab.registry import Slot, Unhashed, slot
+from vitlab.registry import Slot, slot
 
-Pool = Literal["cls", "gap", "map", "max", "avgmax", "prr"]
+Pool = Literal["cls", "gap", "map", "max", "avgmax", "seq", "prr"]
 Over = Literal["patches", "all"]
 Weights = Literal["drawn", "zero"]
-Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
 Fusion = Literal["logits", "softmax", "cls", "dist"]
 
 
@@ -29,24 +28,9 @@ class Logits(NamedTuple):
     logits: Tensor
 
 
-class Probabilities(NamedTuple):
-    """As :class:`Logits`, with their softmax over the classes in front."""
-
-    probabilities: Tensor
-    logits: Tensor
-
-
 class DistilledLogits(NamedTuple):
     """(B, C) each: the predictions of the class token and of the distillation token."""
 
-    cls: Tensor
-    dist: Tensor
-
-
-class DistilledProbabilities(NamedTuple):
-    """As :class:`DistilledLogits`, with the fused probabilities (B, C) in front."""
-
-    probabilities: Tensor
     cls: Tensor
     dist: Tensor
 
@@ -114,16 +98,18 @@ class AttentionPool(nn.Module):
         return x_BSD + self.mlp(self.norm(x_BSD))
 
 
-class _Pooled(Head):
-    """Base of the linear and the MLP head, with their pooling.
+@head.register("linear")
+class LinearHead(Head):
+    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
     ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax`` half of
-    the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``prr`` lets all tokens attend to each other,
-    with themselves as queries, keys and values, and takes the class token, or the mean of all without one: timm's
-    port of "Locality-Attending Vision Transformer" (ICLR 2026).
+    the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``seq`` is the mean weighted by the softmax of a
+    learned linear score of each token (arXiv:2104.05704, the sequence pooling of CCT).  ``prr`` lets all tokens attend
+    to each other, with themselves as queries, keys and values, and takes the class token, or the mean of all without
+    one: timm's port of "Locality-Attending Vision Transformer" (ICLR 2026).
 
     Args:
-        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
+        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax``, ``seq`` or ``prr``.
         over: what is pooled: the patches, or all tokens.
         drop: dropout before the last layer.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
@@ -131,25 +117,27 @@ class _Pooled(Head):
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
         pool_eps: of the norm in attention pooling.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {
         "fc.": "head.",
         "pre_logits.": "pre_logits.fc.",
         "attn_pool.": "attn_pool.",
+        "score.": "seq_pool.",
     }
 
     def __init__(
         self,
         g: Geometry,
-        pool: Pool,
-        approximate: Gelu,
-        pool_heads: int | None,
-        ratio: float,
-        pool_eps: float,
-        over: str,
-        drop: float,
+        *,
+        pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Probability = 0.0,
+        approximate: Gelu = "none",
+        pool_heads: Count | None = None,
+        ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
+        weights: Weights = "drawn",
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -158,7 +146,9 @@ class _Pooled(Head):
         self.heads = g.heads
         self.skip = 0 if over == "all" or pool == "prr" else len(g.prefix)
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
+        self.score = nn.Linear(g.dim, 1) if pool == "seq" else None
         self.drop = Dropout(drop)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -183,44 +173,19 @@ class _Pooled(Head):
             at = self.prefix.index("class")
             return x_BTD[:, at : at + 1]
         x_BSD = x_BTD[:, self.skip :]
+        if self.score is not None:
+            return self.score(x_BSD).softmax(1).mT @ x_BSD
         if self.kind == "max":
             return x_BSD.amax(1, keepdim=True)
         mean_B1D = x_BSD.mean(1, keepdim=True)
         return (x_BSD.amax(1, keepdim=True) + mean_B1D) / 2 if self.kind == "avgmax" else mean_B1D
 
-
-@head.register("linear")
-class LinearHead(_Pooled):
-    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
-
-    ``pool`` is the class token, the mean or the maximum of the patch tokens, half of the sum of both, attention pooling
-    (arXiv:2106.04560), or the class token after all tokens have attended to each other.
-    """
-
-    def __init__(
-        self,
-        g: Geometry,
-        *,
-        pool: Pool = "cls",
-        over: Over = "patches",
-        drop: Probability = 0.0,
-        approximate: Gelu = "none",
-        pool_heads: Count | None = None,
-        ratio: Positive = 4.0,
-        pool_eps: Positive = 1e-6,
-        weights: Weights = "drawn",
-        output: Output = "logits",
-    ) -> None:
-        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
-        self.fc = _build_classifier(g.dim, g.classes, weights)
-        self.output = output
-
-    def classify(self, x_BSD: Tensor) -> NamedTuple:
-        return _wrap_logits(self.fc(self.drop(x_BSD[:, 0])), self.output)
+    def classify(self, x_BSD: Tensor) -> Logits:
+        return Logits(self.fc(self.drop(x_BSD[:, 0])))
 
 
 @head.register("mlp")
-class MLPHead(_Pooled):
+class MLPHead(LinearHead):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
@@ -240,17 +205,24 @@ class MLPHead(_Pooled):
         pool_eps: Positive = 1e-6,
         representation_size: Count | None = None,
         weights: Weights = "drawn",
-        output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
+        super().__init__(
+            g,
+            pool=pool,
+            over=over,
+            drop=drop,
+            approximate=approximate,
+            pool_heads=pool_heads,
+            ratio=ratio,
+            pool_eps=pool_eps,
+        )
         size = representation_size or g.dim
+        del self.fc  # parameters stand in the order of the layers
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _build_classifier(size, g.classes, weights)
-        self.output = output
 
-    def classify(self, x_BSD: Tensor) -> NamedTuple:
-        x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
-        return _wrap_logits(self.fc(self.drop(x_BR)), self.output)
+    def classify(self, x_BSD: Tensor) -> Logits:
+        return Logits(self.fc(self.drop(torch.tanh(self.pre_logits(x_BSD[:, 0])))))
 
 
 @head.register("distilled")
@@ -265,21 +237,17 @@ class Distilled(Head):
     Args:
         fusion: how the two predictions are combined in evaluation, or which of them is used.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}
     reads = ("class", "distillation")
 
-    def __init__(
-        self, g: Geometry, *, fusion: Fusion = "logits", weights: Weights = "drawn", output: Output = "logits"
-    ) -> None:
+    def __init__(self, g: Geometry, *, fusion: Fusion = "logits", weights: Weights = "drawn") -> None:
         super().__init__()
         self.at = (g.prefix.index("class"), g.prefix.index("distillation"))
         self.fc = _build_classifier(g.dim, g.classes, weights)
         self.fc_dist = _build_classifier(g.dim, g.classes, weights)
         self.fusion = fusion
-        self.output = output
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -294,11 +262,8 @@ class Distilled(Head):
     def pool(self, x_BTD: Tensor) -> Tensor:
         return torch.stack([x_BTD[:, at] for at in self.at], 1)
 
-    def classify(self, x_BSD: Tensor) -> NamedTuple:
-        logits = DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
-        if self.output == "logits":
-            return logits
-        return DistilledProbabilities(self.logits_by_head(logits)[""].softmax(1), *logits)
+    def classify(self, x_BSD: Tensor) -> DistilledLogits:
+        return DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
 
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits of all four fusions by name; ``""`` is the configured one (in training ``logits``)."""
@@ -321,34 +286,27 @@ class Segmentation(Head):
 
     Args:
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     task = "segmentation"
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head."}
     reads = ()
 
-    def __init__(self, g: Geometry, *, weights: Weights = "drawn", output: Output = "logits") -> None:
+    def __init__(self, g: Geometry, *, weights: Weights = "drawn") -> None:
         super().__init__()
         self.skip = len(g.prefix)
         self.grid = g.grid
         self.image = g.image
         self.fc = _build_classifier(g.dim, g.classes, weights)
-        self.output = output
 
     def pool(self, x_BTD: Tensor) -> Tensor:
         return x_BTD[:, self.skip :]
 
-    def classify(self, x_BSD: Tensor) -> NamedTuple:
+    def classify(self, x_BSD: Tensor) -> Logits:
         logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
         # Logits are upsampled, not probabilities, so that the loss reads what the prediction is made of.
         logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)
-        return _wrap_logits(logits_BCMW, self.output)
-
-
-def _wrap_logits(logits: Tensor, output: str) -> NamedTuple:
-    """Wrap logits, with the classes on axis 1, in the requested kind of output."""
-    return Logits(logits) if output == "logits" else Probabilities(logits.softmax(1), logits)
+        return Logits(logits_BCMW)
 
 
 def _build_classifier(inputs: int, classes: int, weights: Weights) -> nn.Linear:

@@ -19,6 +19,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 
 from vitlab.components.base import Gelu
+from vitlab.components.head import Pool
 from vitlab.components.position import encodings_of_choice
 from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import DataInfo, Geometry, Pair
@@ -51,7 +52,7 @@ class ModelFacts(Frozen):
     image: tuple[PositiveInt, PositiveInt] | None = None  #: pixels, height and width
     grid: tuple[PositiveInt, PositiveInt] | None = None  #: patches, rows and columns
     prefix_rows: Literal["own", "none"] | None = None  #: whether tokens before the patches have rows of positions
-    pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
+    pool: Pool | None = None
     norm: Literal["layernorm", "rmsnorm"] | None = None
     eps: PositiveFloat | None = None  #: of the norms
     gelu: Gelu | None = None  #: the approximation the MLPs compute
@@ -158,7 +159,7 @@ _GRID_HINT = "give it as --source-grid HxW"
 GELUS = {"none": "computed exactly", "tanh": "approximated by tanh", "sigmoid": "approximated by a sigmoid"}
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
 _CANONICAL = re.compile(
-    r"(cls_token|dist_token|reg_token|pos_embed|position\.(freqs|relative_position_bias_table)|attn_pool\..+)|"
+    r"(cls_token|dist_token|reg_token|pos_embed|position\.(freqs|relative_position_bias_table)|(attn|seq)_pool\..+)|"
     r"(patch_embed\.(proj|norm)|norm_pre|norm|fc_norm|head|head_dist|pre_logits\.fc)\.(weight|bias)|"
     r"patch_embed\.backbone\.((stem\.)?(conv|norm)|stages\.\d+\.blocks\.\d+\..+)\.(weight|bias)|"
     r"blocks\.\d+\.((attns|ffns)\.\d+\.)?(norm[12]?|attn\.(qkv|proj|q_norm|k_norm)|mlp\.(fc1|fc2|fc1_g|fc1_x))\."

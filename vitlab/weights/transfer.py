@@ -299,7 +299,7 @@ def select_head_rows(state: State, file: Path) -> NewState:
 OPTIONS = {"patch_embed": "patch", "norm_pre": "stem_norm", "norm": "final_norm", "fc_norm": "final_norm"}
 """Options of the model by the paths of the parts that they decide, where the names differ."""
 
-TRAINED_BY = ("drop", "proj_drop", "weights", "output")
+TRAINED_BY = ("drop", "proj_drop", "weights")
 """Options of components that do not affect what a trained model computes."""
 
 SHAPES = ("ratio", "representation_size", "width_factor")

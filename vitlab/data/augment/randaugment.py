@@ -1,4 +1,4 @@
-"""``rand_augment`` and ``rand_augment_timm``: random operations, one after another, by the policies of two libraries.
+"""``rand_augment``, ``trivial_augment`` and ``rand_augment_timm``: random operations by policies of two libraries.
 
 B images of a batch, C channels, H rows, W columns, T operations one after another.
 """
@@ -112,46 +112,79 @@ class _Policy(Augment):
         return pixels.apply_where(x_BCHW, moved_B, warp, matrix_B6.view(-1, 2, 3))
 
 
+class _TorchvisionPolicy(_Policy):
+    """Base of torchvision's policies (nearest neighbour, black outside), at levels of 0 to 30."""
+
+    operations = ("identity", *GEOMETRIC, *FACTORS, "posterize", "solarize", "autocontrast", "equalize")
+    # At the highest level: shear, rotation, change of a factor, and bits that posterising removes.
+    shear, degrees, factor, bits = 0.3, 30.0, 0.9, 4
+    num_ops = 1
+
+    def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return indices of the operations, their levels, and signs, -1 or 1, (B, T) each."""
+        which_BT = noise.integers(key, id_B, self.num_ops, len(self.operations))
+        sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
+        return which_BT, self.levels(key, id_B), sign_BT
+
+    def levels(self, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Return the level of each operation, int64 (B, T), by default drawn uniformly."""
+        return noise.integers(noise.fold(key, 2), id_B, self.num_ops, LEVELS)
+
+    def largest_shift(self, size: int) -> float:
+        """Return the shift in pixels at the highest level, along a side of ``size`` pixels."""
+        return 150 / 331 * size
+
+    def _geometric_magnitudes(self, height: int, width: int, *strength_B: Tensor) -> Moves:
+        level_B, sign_B = strength_B
+        share_B = level_B.double() / (LEVELS - 1) * sign_B
+        left_B, up_B = (-(self.largest_shift(size) * share_B).trunc().float() for size in (width, height))
+        return (self.shear * share_B).float(), left_B, up_B, torch.deg2rad((self.degrees * share_B).float())
+
+    def _color_operations(self, *strength_B: Tensor) -> Changes:
+        level_B, sign_B = strength_B
+        share_B = level_B.double() / (LEVELS - 1)
+        change_L = noise.to_device(torch.linspace(0, self.factor, LEVELS), level_B.device)
+        factor_B = 1 + change_L[level_B].double() * sign_B
+        return {
+            **{name: (change, factor_B) for name, change in FACTORS.items()},
+            "posterize": (pixels.posterize, 8 - (self.bits * share_B).round()),
+            "solarize": (pixels.solarize, 255 * (1 - share_B)),
+            "autocontrast": (pixels.autocontrast,),
+            "equalize": (pixels.equalize,),
+        }
+
+
 @augment.register("rand_augment")
 @dataclass(kw_only=True)
-class RandAugment(_Policy):
+class RandAugment(_TorchvisionPolicy):
     """Apply operations drawn uniformly from fourteen, all at one strength.  Reference: arXiv:1909.13719.
 
-    Operations, ranges and pixel values are torchvision's (nearest neighbour, black outside).  Unlike torchvision, every
-    image of a batch has its own draws.  timm's and DeiT's ``rand-m9-mstd0.5-inc1`` is another policy,
-    ``rand_augment_timm``.
+    Operations, ranges and pixel values are torchvision's.  Unlike torchvision, every image of a batch has its own
+    draws.  timm's and DeiT's ``rand-m9-mstd0.5-inc1`` is another policy, ``rand_augment_timm``.
 
     Args:
         num_ops: operations applied in sequence.
         magnitude: strength, 0 to 30.
     """
 
-    operations = ("identity", *GEOMETRIC, *FACTORS, "posterize", "solarize", "autocontrast", "equalize")
-
     num_ops: PositiveInt = 2
     magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9
 
-    def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return indices of the operations, and the signs of their strengths, -1 or 1, (B, T) each."""
-        which_BT = noise.integers(key, id_B, self.num_ops, len(self.operations))
-        sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
-        return which_BT, sign_BT
+    def levels(self, key: noise.Key, id_B: Tensor) -> Tensor:
+        return torch.full_like(id_B, self.magnitude)[:, None].expand(-1, self.num_ops)
 
-    def _geometric_magnitudes(self, height: int, width: int, *strength_B: Tensor) -> Moves:
-        (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
-        left_B, up_B = (-(int(150 / 331 * size * share) * sign_B.float()) for size in (width, height))
-        return 0.3 * share * sign_B, left_B, up_B, torch.deg2rad(30.0 * share * sign_B)
 
-    def _color_operations(self, *strength_B: Tensor) -> Changes:
-        (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
-        factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
-        return {
-            **{name: (change, factor_B) for name, change in FACTORS.items()},
-            "posterize": (pixels.posterize, torch.full_like(sign_B, 8 - round(4 * share))),
-            "solarize": (pixels.solarize, torch.full_like(factor_B, 255 * (1 - share))),
-            "autocontrast": (pixels.autocontrast,),
-            "equalize": (pixels.equalize,),
-        }
+@augment.register("trivial_augment")
+class TrivialAugment(_TorchvisionPolicy):
+    """Apply one operation drawn uniformly from fourteen, at a strength drawn uniformly.  Reference: arXiv:2103.10158.
+
+    Operations, ranges and pixel values are those of torchvision's ``TrivialAugmentWide``; there is nothing to tune.
+    """
+
+    shear, degrees, factor, bits = 0.99, 135.0, 0.99, 6
+
+    def largest_shift(self, size: int) -> float:
+        return 32
 
 
 @augment.register("rand_augment_timm")
