@@ -204,7 +204,7 @@ def sight(channels: int, size: int, mean: float, std: float) -> InputSpec:
     )
 
 
-@pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3)], ids=str)
 @pytest.mark.parametrize("size", [12, 8, 5])
 def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], size: int) -> None:
     transforms = torchvision("torchvision.transforms.v2.functional")
@@ -213,9 +213,6 @@ def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], s
     teacher_pixels = transforms.normalize(pixels, list(mine.mean), list(mine.std))
     if channels == (1, 3):
         pixels = transforms.grayscale_to_rgb(pixels)
-    elif channels == (3, 1):
-        red, green, blue = pixels.unbind(1)
-        pixels = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]  # torchvision rounds them to 0.2989 and 0.110
     expected = transforms.normalize(
         transforms.resize(pixels, [size, size], antialias=True), list(theirs.mean), list(theirs.std)
     )

@@ -179,6 +179,14 @@ def test_bce_equals_formula_and_timm(smoothing: float) -> None:
     )
 
 
+def test_class_weights_of_bce_equal_pos_weight_of_torch() -> None:
+    logits, _ = batch()
+    has_NK = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) < 0.3).float()
+    weights = [1.0, 0.5, 2.0, 4.0, 1.5, 3.0, 0.0]
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))(logits, has_NK)
+    assert loss({"type": "bce", "class_weights": weights}, logits, has_NK) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_bce_with_threshold_takes_mixed_classes_for_present_as_timm_does() -> None:
     logits, _ = batch()
     first, second = torch.arange(32) % 7, torch.arange(32) % 5

@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 from vitlab import registry
+from vitlab.data.prepare import data_info
 from vitlab.errors import BrokenComponent
 from vitlab.geometry import Geometry
 from vitlab.identity.code import iter_resolved_choices
+from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.registry.plugins import place_of_class
 from vitlab.spec import Choice
@@ -199,13 +201,21 @@ def check_plugin_components(plan: Plan) -> None:
         BrokenComponent: with every fault.
     """
     trials = [*plan.prerequisites, *(planned.trial for planned in plan.trials_and_pending)]
-    parts = (part for trial in trials for choice in iter_resolved_choices(trial.spec) for part in choice.walk())
-    distinct = {(part.slot, str(part)): part for part in parts if part.origin.source != registry.BUILT_IN}
+    distinct = {
+        (part.slot, str(part), _target_of_loss(trial) if part.slot == "loss" else ""): part
+        for trial in trials
+        for choice in iter_resolved_choices(trial.spec)
+        for part in choice.walk()
+        if part.origin.source != registry.BUILT_IN
+    }
     faults = dict[str, None]()  # components with several sets of options may have the same one
-    for (slot, _), part in distinct.items():
+    for (slot, _, target), part in distinct.items():
         if slot not in ("model", "dataset"):
             try:
                 check_component(slot, part.plain())
+                if target:
+                    with prefix_failures(f"loss '{part.type}' ({place_of_class(part.component)})"):
+                        check_loss(part, target)
             except AssertionError as error:
                 # Options of a study, such as a weight per class, may not fit the data that a check invents.
                 if not isinstance(error, FirstCallFailed) or part.hashed() == {"type": part.type}:
@@ -214,6 +224,13 @@ def check_plugin_components(plan: Plan) -> None:
                 continue
     if faults:
         raise BrokenComponent(*faults)
+
+
+def _target_of_loss(trial: Trial) -> str:
+    """Return the kind of target that a trial's loss gets in place of class indices, or an empty text."""
+    if trial.spec.train.mix is not None:
+        return "class shares"
+    return {"segmentation": "pixels", "multilabel": "class shares"}.get(data_info(trial.spec.data).task, "")
 
 
 def _check_options(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from vitlab.errors import list_some
 from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.registry.plugins import NO_CHANGE
+from vitlab.registry.plugins import NO_CHANGE, sentence_with_place
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.testing.assertions import (
     FirstCallFailed,
@@ -144,8 +144,11 @@ def check_schedule(choice: ResolvedChoice) -> None:
             )
 
 
-def check_loss(choice: ResolvedChoice) -> None:
-    """Check that a loss is a mean over images, for indices, and for class shares and pixels if it takes them."""
+def check_loss(choice: ResolvedChoice, needed: str = "") -> None:
+    """Check that a loss is a mean over images, for indices, and for class shares and pixels if it takes them.
+
+    It must take ``needed``, one of these.
+    """
     generator = torch.Generator().manual_seed(0)
     logits_BK = torch.randn(B, K, generator=generator, dtype=torch.float64)
     target_B = torch.arange(B) % K
@@ -171,7 +174,8 @@ def check_loss(choice: ResolvedChoice) -> None:
     ):
         try:
             loss({"": logits}, target)
-        except Exception:  # not every loss is for mixed images, or for pixels
+        except Exception as error:  # not every loss is for mixed images, or for pixels
+            assert kind != needed, f"of {kind}, which trials of this study have: {sentence_with_place(error)}"
             continue
         with prefix_failures(f"of {kind}"):
             _check_loss_is_mean(loss, logits, target)

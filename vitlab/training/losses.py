@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from vitlab.components.base import Probability
@@ -88,7 +88,7 @@ class CrossEntropy(Loss):
     """
 
     label_smoothing: Probability = 0.0
-    class_weights: Literal["balanced"] | tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
@@ -126,6 +126,9 @@ class BinaryCrossEntropy(Loss):
 
     Args:
         label_smoothing: Weight ``s`` of the uniform distribution.
+        class_weights: A number for each class, in the order of the classes, by which the loss of its presence is
+            multiplied, in training alone: torch's ``pos_weight``.  Images without the class over images with it make
+            both count alike.
         threshold: Share of a class in a mixed image above which its decision is yes, before smoothing; 0 in both
             papers' code.  Without one, the target of a decision is the share.
     """
@@ -133,12 +136,14 @@ class BinaryCrossEntropy(Loss):
     tasks = get_args(Task)
 
     label_smoothing: Probability = 0.0
+    class_weights: tuple[NonNegativeFloat, ...] | None = None
     threshold: Probability | None = None
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(logits_by_head[""], target)
         share_MK = smoothed_targets(target_M, logits_MK, self.label_smoothing, self.threshold)
-        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, share_MK, reduction="none")
+        weight_K = None if self.class_weights is None else logits_MK.new_tensor(self.class_weights)
+        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, share_MK, pos_weight=weight_K, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
 
 
@@ -155,7 +160,7 @@ class Focal(Loss):
         label_smoothing: Weight of the uniform distribution.
     """
 
-    gamma: Annotated[float, Field(ge=0)] = 2.0
+    gamma: NonNegativeFloat = 2.0
     label_smoothing: Probability = 0.0
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:

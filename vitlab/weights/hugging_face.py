@@ -354,11 +354,6 @@ def read_config_facts(config: Json, state: State, where: str) -> tuple[ModelFact
     act, pooler = own.get("hidden_act", family.act), own.get("pooler_act", "tanh")
     if own.get("is_native"):
         raise WeightsError(f"{where}: is_native computes positions for any image size; use weights of one image size")
-    if own.get("pruned_heads"):
-        raise WeightsError(
-            f"{where}: pruned_heads is {own['pruned_heads']}, and vitlab does not support pruned models; use other "
-            "weights"
-        )
     if "pre_logits.fc.weight" in state and pooler != "tanh":
         raise WeightsError(f"{where}: pooler_act is {pooler}, and vitlab supports tanh alone; use other weights")
     gated = "blocks.0.mlp.fc1_g.weight" in state

@@ -31,13 +31,13 @@ class Resampling:
 
 
 PRESETS = {
-    "timm": Resampling("bicubic", align_corners=False, antialias=True),
+    "timm": Resampling(),
     "google": Resampling("bilinear", align_corners=True, antialias=False),  # scipy.ndimage.zoom of order 1
-    "deit": Resampling("bicubic", align_corners=False, antialias=False),
-    "torchvision": Resampling("bicubic", align_corners=True, antialias=False),
-    "hf": Resampling("bicubic", align_corners=False, antialias=False),
+    "deit": Resampling(antialias=False),
+    "torchvision": Resampling(align_corners=True, antialias=False),
+    "hf": Resampling(antialias=False),
 }
-"""Settings of each library when it loads a checkpoint at another resolution."""
+"""What each library changes in these settings when it loads a checkpoint at another resolution."""
 
 
 def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:

@@ -93,7 +93,7 @@ class ImageTable(PictureSet):
         root: file or folder, such as one that ``datasets`` wrote by ``save_to_disk``; a pattern of files, such as
             ``shards/{train,val}-{000..146}.tar`` or ``shards/*.tar``, all of which must exist; or a data set of the
             Hugging Face hub, ``hf://datasets/ORGANISATION/NAME@REVISION/FOLDER``, read from its local cache; the last
-            two parts are optional.
+            two parts are optional, and the last may be a pattern of files as well.
         download: ``missing`` fetches a data set of the hub that is not in the cache, already when a study is planned.
         image: column of encoded pictures, bytes or ``{bytes, path}``, or of the names of files beside the table.  In a
             tar archive it is ``image`` for the members that Pillow decodes, or their ending.
@@ -316,7 +316,8 @@ class ImageTable(PictureSet):
         if match is None:
             raise DataError(f"image_table: {HUB}{address} is no data set; write {HUB}ORGANISATION/NAME")
         name, revision, folder = match.groups()
-        patterns, local = [f"{folder}*{suffix}" for suffix in SUFFIXES], self.download == "never"
+        patterns, local = files.expand_braces(folder), self.download == "never"
+        patterns += [f"{folder}*{suffix}" for suffix in SUFFIXES]  # if it is no pattern
         try:
             root = snapshot_download(
                 name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=local

@@ -19,7 +19,7 @@ class OfTestSet(Metric):
     """A metric that an option of the data adds, of the final weights; it is not named in ``train.metrics``."""
 
     splits = ("test",)
-    test_set: TestSet | None = None
+    test_set: TestSet
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str:
@@ -61,8 +61,6 @@ class ShiftedAccuracy(OfTestSet):
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each correctly classified image, (B,)."""
-        if self.test_set is None or not self.test_set.classes:  # all classes occur
-            return logits.argmax(1) == target
         # A prediction is among the classes of the set alone, as in its paper.
         classes_K = torch.tensor(self.test_set.classes, device=logits.device)
         return classes_K[logits[:, classes_K].argmax(1)] == target
@@ -80,10 +78,8 @@ class RealAccuracy(OfTestSet):
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return True for each image whose prediction is right, (B,)."""
-        prediction_B = logits.argmax(1)
-        if self.test_set is None or self.test_set.right_NK is None:  # the target itself is right
-            return prediction_B == target
-        return self.test_set.right_NK.to(logits.device)[target, prediction_B]
+        assert self.test_set.right_NK is not None
+        return self.test_set.right_NK.to(logits.device)[target, logits.argmax(1)]
 
 
 def metrics_of_data_options(options: Options) -> dict[str, Metric]:
