@@ -563,6 +563,32 @@ def test_option_per_class_is_not_tested_on_data_of_other_classes(tmp_path: Path)
         assert code == expected and ("of class indices" in err) == (expected == 3), err
 
 
+INDICES_ALONE = '''
+from vitlab.plugin import Loss, Value, loss
+
+
+@loss.register("indices_alone")
+class IndicesAlone(Loss):
+    """Reads class indices."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, logits_by_head, target):
+        return Value(-self.scale * logits_by_head[""].log_softmax(1).gather(1, target[:, None]).mean(), {})
+'''
+
+
+def test_loss_is_tested_on_the_targets_of_the_study(tmp_path: Path) -> None:
+    plugin = tmp_path / "indices_alone.py"
+    plugin.write_text(INDICES_ALONE)
+    design = {"one_at_a_time": {"train.loss": [{"type": "indices_alone", "scale": 2.0}]}}
+    file = write(tmp_path, design=design, seeds=1)
+    assert call("validate", "--build", file, "--plugin", plugin)[0] == 0
+    code, _, err = call("validate", "--build", file, "--plugin", plugin, "--set", "train.mix={mixup: 0.2}")
+    assert code == 3 and "loss 'indices_alone'" in err and "of class shares, which trials of this study have: " in err
+
+
 @pytest.mark.parametrize("command", ["validate --build", "run --smoke"])
 def test_every_wrong_model_is_reported_once(tmp_path: Path, command: str) -> None:
     first, second = f"one_{command[:3]}", f"two_{command[:3]}"

@@ -175,7 +175,9 @@ def check_loss(choice: ResolvedChoice, needed: str = "") -> None:
         try:
             loss({"": logits}, target)
         except Exception as error:  # not every loss is for mixed images, or for pixels
-            assert kind != needed, f"of {kind}, which trials of this study have: {sentence_with_place(error)}"
+            assert kind != needed, (
+                f"of {kind}, which trials of this study have: {sentence_with_place(error)}; take them, too"
+            )
             continue
         with prefix_failures(f"of {kind}"):
             _check_loss_is_mean(loss, logits, target)
