@@ -163,7 +163,7 @@ def _timm_arguments(architecture: Architecture) -> Options:
         "fc_norm": pooled,
         "use_fc_norm": pooled,
         "use_post_transformer_norm": normed and not pooled,
-        "global_pool": next((theirs for theirs, ours in POOLS.items() if ours == head.get("pool")), "token"),
+        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}.get(head.get("pool", "cls"), "avg"),
         "pool_include_prefix": head.get("over") == "all",
         "attn_pool_num_heads": head.get("pool_heads"),
         "attn_pool_mlp_ratio": head.get("ratio"),
