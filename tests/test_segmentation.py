@@ -375,7 +375,7 @@ def test_rand_augment_moves_labels_with_pixels() -> None:
     change = slot("augment").build({"type": "rand_augment", "magnitude": 20})
     id_B = torch.arange(400)
     y_BHW = torch.from_numpy(MASKS).repeat(10, 1, 1)
-    which_BT, _ = change.draws(KEY, id_B)
+    which_BT, *_ = change.draws(KEY, id_B)
     moving = ("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate")
     only_moved = torch.isin(which_BT, torch.tensor([RandAugment.operations.index(name) for name in moving])).all(1)
     never_moved = ~torch.isin(which_BT, torch.tensor([RandAugment.operations.index(name) for name in moving[1:]])).any(
