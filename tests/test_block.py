@@ -17,6 +17,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
+from vitlab.training.optim import hidden_matrices
 from vitlab.weights.transfer import load_and_freeze_weights
 
 DATA = DataInfo(image=(8, 12), channels=3, classes=5)
@@ -66,6 +67,35 @@ def test_sandwich_equals_formula() -> None:
     y = x + block.ls1.gamma * norm(block.post_norm1, attend(norm(block.norm1, x)))
     y = y + block.ls2.gamma * norm(block.post_norm2, perceive(norm(block.norm2, y)))
     torch.testing.assert_close(block(x, None, None), y, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("gate", ["output", "highway", "gru"])
+def test_gated_residual_equals_formula(gate: str) -> None:
+    block: Any = build(block={"type": "gated", "gate": gate, "start": 1.5}).blocks[0]
+    assert block.gate1.bias.mean().item() == pytest.approx(1.5, abs=0.2)
+    x = tokens()
+    attend, perceive = branches(block, x)
+    y = x
+    for of, gated, branch in ((block.norm1, block.gate1, attend), (block.norm2, block.gate2, perceive)):
+        f, w = branch(norm(of, y)), gated.from_x.weight
+        if gate == "output":
+            y = y + torch.sigmoid(y @ w.T - gated.bias) * f
+        elif gate == "highway":
+            share = torch.sigmoid(y @ w.T + gated.bias)
+            y = share * y + (1 - share) * f
+        else:
+            (u_r, u_z, u_g), (w_r, w_z, w_g) = w.chunk(3), gated.from_y.weight.chunk(3)
+            r = torch.sigmoid(f @ w_r.T + y @ u_r.T)
+            z = torch.sigmoid(f @ w_z.T + y @ u_z.T - gated.bias)
+            y = (1 - z) * y + z * torch.tanh(f @ w_g.T + (r * y) @ u_g.T)
+    torch.testing.assert_close(block(x, None, None), y, rtol=1e-10, atol=1e-10)
+
+
+def test_matrix_optimizers_see_each_map_of_a_gated_recurrent_unit() -> None:
+    gates = {f"blocks.0.{gate}.{side}.weight": 3 for gate in ("gate1", "gate2") for side in ("from_x", "from_y")}
+    names = hidden_matrices(build(block={"type": "gated", "gate": "gru"}))
+    assert gates.items() <= names.items()
+    assert hidden_matrices(build(block="gated"))["blocks.0.gate1.from_x.weight"] == 1
 
 
 @pytest.mark.parametrize("mix", ["learned", "fixed"])

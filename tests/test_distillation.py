@@ -168,16 +168,21 @@ def test_loss_equals_timm(kind: Any) -> None:
     assert float(ours.parts["loss_distillation"]) == pytest.approx(float(theirs["distill_loss"]), abs=1e-6, rel=1e-9)
 
 
-def test_teacher_is_frozen_and_other_classes_are_refused() -> None:
+def test_probability_teacher_uses_logits_and_other_classes_are_refused() -> None:
     teacher = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, COLOUR)
     how = Distill.model_validate({"teacher": {"trial": {}}})
     seven = InputSpec(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
     with pytest.raises(WeightsError, match="has 10 classes and this trial has 7"):
         Distillation(how, teacher, NORMAL, seven, "fp32")
+    output = {"type": "linear", "output": "probabilities"}
+    says = slot("model").build(
+        {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "head": output}, COLOUR
+    )
+    says.load_state_dict(teacher.state_dict())
     x_BCHW = torch.randn(3, 3, 8, 8)
-    reader = Distillation(how, teacher, HALF, NORMAL, "fp32")
-    assert reader.teacher is not None
-    assert not reader.teacher(reader.adapter(x_BCHW))[0][""].requires_grad and not teacher.training
+    distillations = [Distillation(how, model, HALF, NORMAL, "fp32") for model in (teacher, says)]
+    plain, softened = (one.teacher(one.adapter(x_BCHW))[0][""] for one in distillations if one.teacher is not None)
+    assert torch.equal(plain, softened) and not plain.requires_grad and not teacher.training
 
 
 def test_target_labels_trains_both_heads_on_labels() -> None:
@@ -204,7 +209,7 @@ def sight(channels: int, size: int, mean: float, std: float) -> InputSpec:
     )
 
 
-@pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3), (3, 1)], ids=str)
 @pytest.mark.parametrize("size", [12, 8, 5])
 def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], size: int) -> None:
     transforms = torchvision("torchvision.transforms.v2.functional")
@@ -213,6 +218,9 @@ def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], s
     teacher_pixels = transforms.normalize(pixels, list(mine.mean), list(mine.std))
     if channels == (1, 3):
         pixels = transforms.grayscale_to_rgb(pixels)
+    elif channels == (3, 1):
+        red, green, blue = pixels.unbind(1)
+        pixels = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]  # torchvision rounds them to 0.2989 and 0.110
     expected = transforms.normalize(
         transforms.resize(pixels, [size, size], antialias=True), list(theirs.mean), list(theirs.std)
     )

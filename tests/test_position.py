@@ -110,6 +110,19 @@ def test_sinusoidal_equals_formula(dim: int, prefix_rows: str) -> None:
                 assert concatenated[token, (dim + 1) // 2 + pair] == pytest.approx(cos, abs=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [16, 9])
+def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
+    """The paper's code has other frequencies than the paper, and ends an odd width with a zero."""
+    fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
+    g = geometry(dim=dim, heads=1)
+    expected = fsmt.SinusoidalPositionalEmbedding.get_embedding(g.tokens, dim, None)
+    rows = added(build("sinusoidal", g, layout="tensor2tensor"), g)
+    torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
+    paper = added(build("sinusoidal", g, layout="concatenated"), g)
+    assert (paper - expected).abs().max() > 0.1
+
+
 def sincos_cell(convention: str, row: int, column: int, grid: tuple[int, int], dim: int) -> list[float]:
     """Return one row of each convention's table, channel by channel."""
     quarter = dim // 4

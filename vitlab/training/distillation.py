@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.init import draw_matrices_and_zero_biases, fill_lecun
-from vitlab.data.pixels import per_channel
+from vitlab.data.pixels import LUMA, per_channel
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.models.trained import InputSpec
@@ -192,11 +192,16 @@ class InputAdapter:
 
     def __init__(self, source: InputSpec, target: InputSpec, like: Tensor) -> None:
         mean_C11, std_C11 = per_channel(source.mean), per_channel(source.std)
-        if source.info.channels not in (1, target.info.channels):
-            raise WeightsError(
-                f"the teacher takes images of {target.info.channels} channels, and this trial's images have "
-                f"{source.info.channels}; set data.channels: {target.info.channels}"
-            )
+        self._luma_C11: Tensor | None = None
+        if source.info.channels != target.info.channels:
+            if (source.info.channels, target.info.channels) == (3, 1):
+                self._luma_C11 = (per_channel(LUMA) * std_C11).to(like)
+                mean_C11, std_C11 = (per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
+            elif source.info.channels != 1:
+                raise WeightsError(
+                    f"the teacher takes images of {target.info.channels} channels, and this trial's images have "
+                    f"{source.info.channels}; set data.channels: {target.info.channels}"
+                )
         their_std_C11 = per_channel(target.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
         self._shift_C11 = ((mean_C11 - per_channel(target.mean)) / their_std_C11).to(like)
@@ -205,6 +210,8 @@ class InputAdapter:
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the images, (B, C, H, W), with the channels and the size of the other model."""
+        if self._luma_C11 is not None:
+            x_BCHW = (x_BCHW * self._luma_C11).sum(1, keepdim=True)
         if self.renormalised:
             x_BCHW = torch.addcmul(self._shift_C11, x_BCHW, self._scale_C11)
         if tuple(x_BCHW.shape[-2:]) != self.image:

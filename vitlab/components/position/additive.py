@@ -154,8 +154,9 @@ class Sinusoidal(_Fixed):
     """Sines and cosines of the token's index, as for text; a width that is odd ends in a sine.
 
     Channel pair i has frequency temperature^(-2i/D).  ``interleaved`` puts sine and cosine side by side, as the paper,
-    ``concatenated`` all sines before all cosines.  With ``prefix_rows: own`` the count starts at the first prefix
-    token, with ``none`` at the first patch.
+    ``concatenated`` all sines before all cosines.  ``tensor2tensor`` is the paper's own code: as ``concatenated``, but
+    pair i of n has frequency temperature^(-i/(n-1)), and a width that is odd ends in a zero.  With ``prefix_rows: own``
+    the count starts at the first prefix token, with ``none`` at the first patch.
 
     Reference: arXiv:1706.03762.
 
@@ -171,17 +172,24 @@ class Sinusoidal(_Fixed):
         *,
         where: Where = "stem",
         temperature: Positive = 10_000.0,
-        layout: Literal["interleaved", "concatenated"] = "interleaved",
+        layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved",
         prefix_rows: PrefixRows = "own",
     ) -> None:
         super().__init__(g, where)
         count = g.tokens if prefix_rows == "own" else g.patches
         # In float64, so that the rows are rounded once, at the end.
-        exponent = 2 * torch.arange((g.dim + 1) // 2).double() / g.dim
+        pair = torch.arange((g.dim + 1) // 2).double()
+        exponent = pair / max(g.dim // 2 - 1, 1) if layout == "tensor2tensor" else 2 * pair / g.dim
         angle = torch.arange(count).double()[:, None] * temperature**-exponent
         sin, cos = angle.sin(), angle.cos()
-        rows = torch.stack([sin, cos], 2).flatten(1) if layout == "interleaved" else torch.cat([sin, cos], 1)
-        self._register_constant("pos_embed", rows[:, : g.dim])
+        half = g.dim // 2
+        if layout == "interleaved":
+            rows = torch.stack([sin, cos], 2).flatten(1)[:, : g.dim]
+        elif layout == "concatenated":
+            rows = torch.cat([sin, cos[:, :half]], 1)
+        else:
+            rows = F.pad(torch.cat([sin[:, :half], cos[:, :half]], 1), (0, g.dim % 2))
+        self._register_constant("pos_embed", rows)
 
 
 @position.register("sincos2d")
