@@ -27,7 +27,6 @@ from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
 from vitlab.models.trained import InputSpec
-from vitlab.planning.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill
@@ -320,14 +319,6 @@ def test_corrupted_sets_without_effect_leave_key_of_trial():
     every, reverse = ({"corruptions": list(names), "severities": [5, 4, 3, 2, 1]} for names in (NAMES, NAMES[::-1]))
     assert resolved(corrupted=every).hashed() == resolved(corrupted=reverse).hashed() != resolved().hashed()
     assert resolved(corrupted=["snow", "fog"]).hashed() == resolved(corrupted=["fog", "snow"]).hashed()
-    spec = {"model": {"type": "vit", "patch_size": 4}, "train": {"steps": 1}}
-    keys = [
-        Resolver(data_info)
-        .resolve_trial({**spec, "data": {**DATA, "corrupted": {"images": images}, **options}})
-        .identity
-        for images, options in ((None, {}), (30, {}), (31, {}), (29, {}), (30, {"test_images": 31}))
-    ]
-    assert keys[0] == keys[1] == keys[2] != keys[3] and keys[4]["data"]["corrupted"]["images"] == 30
 
 
 @pytest.mark.parametrize(

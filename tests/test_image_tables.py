@@ -291,7 +291,7 @@ def test_rows_of_a_table_are_mapped_and_copied_once(tmp_path: Path, cache: Path)
     assert source.info().classes == 2 and pa.total_allocated_bytes() - before < 1 << 20
     copies = {path: path.stat().st_mtime_ns for path in (cache / "tables").iterdir()}
     assert [path.suffix for path in copies] == [".arrow"]
-    assert DataSource(data(root, test=0.5)).info().test_images == 16
+    assert DataSource(data(root, test=0.5)).info().classes == 2
     assert {path: path.stat().st_mtime_ns for path in (cache / "tables").iterdir()} == copies
     assert source.check_pictures_and_note()[1].startswith("The test split is 0.25 of the pictures of each class in")
 

@@ -112,8 +112,6 @@ class DataInfo:
     test_sets: str = ""
     """Digest of the test sets beside the test split, such as corrupted images, 32 hexadecimal digits; empty without
     any.  No other image depends on them."""
-    test_images: int | None = None
-    """Number of test images, where vitlab corrupts these itself; None if they must be read to count them."""
 
     @property
     def content(self) -> str | None:

@@ -19,11 +19,11 @@ from vitlab import interrupts
 from vitlab.errors import (
     Interrupted,
     Problem,
-    SpecError,
     UserError,
     VitlabError,
     closest,
     line_width,
+    nearest,
     public,
     wrap_text,
 )
@@ -47,8 +47,10 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Passwords of addresses are masked, as logs may be public.
     """
     if isinstance(error, click.UsageError):
-        near = getattr(error, "possibilities", None)  # of several, click lists the nearest anywhere
-        message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
+        name = str(getattr(error, "option_name", getattr(error, "command_name", "")))
+        near = nearest(name, getattr(error, "possibilities", None) or ())  # click's own may be far from it
+        message = f"{error.message}{near}" if name else error.format_message()
+        message = re.sub("a valid (integer|float)( range)?", "a number that is allowed here", message)
         message += _hint_at_set_option(error)
         if message != error.format_message():  # the help of a group without a command is shown as it is
             error = click.UsageError(message, error.ctx)
@@ -65,8 +67,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         return code
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = line_width(sys.stderr)
-    mistakes = [each for each in error.args if isinstance(each, Problem)]
-    problems = error.problems if isinstance(error, SpecError) else mistakes
+    problems = [each for each in error.args if isinstance(each, Problem)]
     if not problems:
         text = public(text)
         click.echo(wrap_text(text, width) if isinstance(error, VitlabError) else text, err=True)
@@ -83,12 +84,18 @@ def _hint_at_set_option(error: click.UsageError) -> str:
     options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:
         return ""
-    changes = re.findall(r"[\w.]+=[^\s)]*", error.message) if "extra argument" in error.message else []
+    changes = []
+    if "extra argument" in error.message:
+        changes = re.findall(r"[\w.]+=[^\s)]*", error.message) or ["PATH=VALUE"]
     if isinstance(error, click.NoSuchOption):
         from vitlab.spec.changes import TOP_KEYS, paths_by_name
 
         option = error.option_name.strip("-").replace("-", "_")
-        path = option if "." in option else paths_by_name({}).get(option) or closest(option, TOP_KEYS)
+        path = (
+            option
+            if "." in option
+            else paths_by_name({"train": {"optimizer": {"lr": 0}}}).get(option) or closest(option, TOP_KEYS)
+        )
         changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 

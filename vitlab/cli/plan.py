@@ -12,12 +12,11 @@ from vitlab.cli.completion import complete_packaged_or_file
 from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
-from vitlab.planning.match import UTILISATION, train_macs, training_hours
+from vitlab.planning.match import BACKWARD, UTILISATION, training_hours
 from vitlab.planning.tune import PENDING, format_knobs
 from vitlab.planning.values import Plan, Tuning
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
-from vitlab.spec.choice import component_label
 from vitlab.spec.design import format_value
 from vitlab.store.folders import PAUSED, Store
 from vitlab.store.result import Ending
@@ -131,7 +130,7 @@ def _estimate_costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | 
         if spec.train.epochs is not None and data not in examples_by_data:
             examples_by_data[data] = DataSource(spec.data).count_training_images(seeds)
         images = spec.train.images_seen(examples_by_data.get(data))
-        work = None if images is None else train_macs(cost["macs"], images)
+        work = None if images is None else BACKWARD * cost["macs"] * images
         hours = None if work is None else training_hours(work, tflops)
         by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, unit, tflops)
     return by_arm
@@ -148,12 +147,8 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
     pending = Counter(planned.arm for planned in plan.pending)
     column, columns, engines = Columns(plan.arms), [], {arm.engine for arm in plan.arms if arm.engine}
     for path in plan.paths:
-        # Of a component whose options have columns of their own, only the name.
-        has_options = any(other.startswith(f"{path}.") for other in plan.paths)
-        values = [arm.values[path] for arm in plan.arms]
-        if has_options:
-            values = [component_label(value) for value in values]
-        columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=6, right=False))
+        texts = tuple(format_value(arm.values[path]) for arm in plan.arms)
+        columns.append(Column(path.rpartition(".")[2], texts, rank=6, right=False))
     columns = [
         column("arm", lambda arm: arm.name, right=False),
         *columns,
@@ -220,27 +215,18 @@ def _describe_trials(plan: Plan, states: States) -> str:
 
 
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
-    """Yield how long trainings of the arms have taken, also under other code, and the missing ones will by these."""
-    earlier: dict[str, list[float]] = {}
-    for item in plan.trials:
-        results = [folder.result() for folder in store.folders_of_codes(item.trial.key)]
-        earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
-    if every := [seconds for some in earlier.values() for seconds in some]:
-        span = " to ".join(dict.fromkeys(format_duration(end(every)) for end in (min, max)))
-        yield f"Measured: an earlier training of these arms took {span}."
-    missing = Counter(item.arm for item in plan.trials if states[item.trial.name] != Ending.DONE)
-    times = {arm: earlier[arm] for arm in missing if earlier[arm]}
-    if times:
-        low, high = (
-            format_duration(sum(missing[arm] * end(some) for arm, some in times.items())) for end in (min, max)
-        )
-        unknown = [arm for arm in missing if arm not in times]
-        beside = f", without {'; '.join(unknown)}, which had none" if unknown else ""
-        span = low if low == high else f"{low} to {high}"
-        yield (
-            f"The missing trainings add up to {span} on one worker, by the shortest and the longest earlier training "
-            f"of their arms{beside}."
-        )
+    """Yield how long trainings of the arms have taken, also under other code, and what that makes for the missing."""
+    folders = [folder for item in plan.trials for folder in store.folders_of_codes(item.trial.key)]
+    times = [result.circumstances.wall_s for folder in folders if (result := folder.result()) is not None]
+    if not times:
+        return
+    missing = sum(states[item.trial.name] != Ending.DONE for item in plan.trials)
+    each, total = (
+        " to ".join(dict.fromkeys(format_duration(count * end(times)) for end in (min, max))) for count in (1, missing)
+    )
+    yield f"Measured: an earlier training of these arms took {each}."
+    if missing:
+        yield f"At that, the missing trainings of arms add up to {total} on one worker."
 
 
 def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]:

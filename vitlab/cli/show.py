@@ -51,9 +51,9 @@ def list_command(slot: str | None, pattern: str | None) -> None:
         raise click.UsageError("PATTERN belongs to 'vitlab list weights' alone; remove it")
     if slot in ("components", "slots"):  # what all of them are called
         slot = None
-    names = (*registry.SLOT_MODULES, *STUDIES, "weights")
-    if slot is not None and slot not in names:
-        raise UserError(f"no slot called '{slot}'.{nearest(slot, names)} Slots: {', '.join(names)}.")
+    names = (*registry.SLOT_MODULES, STUDIES[0], "weights")
+    if slot not in (None, STUDIES[1], *names):
+        raise UserError(f"no slot called '{slot}'.{nearest(str(slot), names)} Slots: {', '.join(names)}.")
     if slot == "weights":
         _print_weights(pattern or "")
     elif slot or wants_json():
@@ -174,7 +174,7 @@ def _print_packaged_studies() -> None:
             {
                 "name": name,
                 "question": data["question"],
-                "cost": packaged.read_header(file).get("Cost", "").partition("  ")[0],
+                "cost": packaged.read_cost(file),
                 "data": component_label(data["base"]["data"]),
                 "file": str(file),
             }

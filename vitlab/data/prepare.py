@@ -368,7 +368,6 @@ def apply_options_to_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
         channels=channels or info.channels,
         classes=len(classes) if classes else info.classes,
         labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
-        test_images=None if classes else info.test_images,  # how many of the classes there are is known after reading
     )
     if options["corrupted"] is not None:
         _check_corruptions_are_defined(resolved, result)

@@ -26,8 +26,6 @@ from vitlab.store.folders import TrialFolder
 HEADER, DIGEST = "vitlab", "sha256"
 """Keys of JSON text in the header of a safetensors file, and of the digest of this text."""
 
-TEST_FACTS = ("test_sets", "test_images")  #: fields of :class:`DataInfo` on which no model depends
-
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -50,7 +48,7 @@ def naming_file_in_errors(file: Path) -> Iterator[None]:
 def write_weights(file: Path, state: State, input_spec: InputSpec) -> None:
     """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
     # Without them a new test set would change the file of every model.
-    info = {name: value for name, value in asdict(input_spec.info).items() if name not in TEST_FACTS}
+    info = {name: value for name, value in asdict(input_spec.info).items() if name != "test_sets"}
     header = json.dumps({"info": info, "mean": input_spec.mean, "std": input_spec.std})
     # Copies, since the format rejects shared memory.
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}

@@ -313,16 +313,6 @@ BACKWARD = 3  #: work of a training step in forward passes: one forward, and a b
 UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
 
 
-def train_macs(forward_macs: int, images: int) -> int:
-    """Return the multiply-accumulates of a training on ``images`` images; a teacher's do not count.
-
-    Args:
-        forward_macs: multiply-accumulates of one forward pass of one image.
-        images: number of images seen.
-    """
-    return BACKWARD * forward_macs * images
-
-
 def training_hours(train_macs: float, tflops: float) -> float:
     """Return the hours that a training takes on one GPU, or on one core of a CPU.
 

@@ -80,13 +80,7 @@ def packaged_name(file: Path) -> str:
     return next((name for name, path in packaged_studies().items() if path.resolve() == file.resolve()), "")
 
 
-def read_header(file: Path) -> dict[str, str]:
-    """Return the entries of the comment at the top of a packaged study, such as ``Cost``, by their first word."""
-    entries: dict[str, str] = {}
-    name = ""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if (match := re.fullmatch(r"# (?:(\w+))? +(.*)", line)) is None:
-            break
-        name = match[1] or name
-        entries[name] = f"{entries[name]} {match[2]}" if match[1] is None else match[2]
-    return entries
+def read_cost(file: Path) -> str:
+    """Return the first sentence of the entry ``Cost`` of the comment at the top of a packaged study."""
+    entry = re.search(r"^# Cost +(.*(?:\n#  .*)*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return re.sub(r"\n# +", " ", entry[1]).partition("  ")[0] if entry else ""

@@ -6,6 +6,7 @@ With the seeds of a replicate, a resolved trial is a trial with a key, which cov
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -31,7 +32,7 @@ from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.changes import STAND_INS
 from vitlab.spec.mistakes import collect_mistakes
-from vitlab.spec.tree import NewTree, Tree, deep_copy, set_value, value_at, without
+from vitlab.spec.tree import NewTree, Tree, deep_copy, set_value, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
@@ -228,11 +229,12 @@ class Resolver:
             if (key := json.dumps(draft.data.plain(), sort_keys=True)) not in self._infos:
                 self._infos[key] = self._inform(draft.data)
         except DataError as error:
-            draft.add_faults((("data",), str(error)))
+            quoted = (
+                name for name, value in draft.data.options.items() if value is not None and f"'{name}'" in str(error)
+            )
+            draft.add_faults((("data", *itertools.islice(quoted, 1)), str(error)))
             return
         draft.info = self._infos[key]
-        if ("data",) in draft.parts:
-            draft.identity["data"] = _drop_redundant_image_cap(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
@@ -466,12 +468,3 @@ class Resolver:
 
 def _is_mup(model: ResolvedChoice) -> bool:
     return model.options.get("parametrization") == "mup"
-
-
-def _drop_redundant_image_cap(data: Tree, info: DataInfo) -> Tree:
-    """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
-    path = ("corrupted", "images")
-    count = value_at(data, path)
-    if count is None or info.test_images is None or count < info.test_images:
-        return data
-    return without(data, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     model_validator,
 )
 
-from vitlab.errors import nearest
 from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
 from vitlab.spec.mistakes import conflict_error, value_in_words
 from vitlab.spec.trial import STREAMS, Stream
@@ -101,26 +100,14 @@ class Abort(Frozen):
     """Number of trials that must have ended, in any way, before the share is checked."""
 
 
-Which = Literal["none", "last", "best"]
-
-
 class Weights(Frozen):
     """Trained weights that stay as files in a trial's folder.  ``best`` is short for ``{which: best}``."""
 
-    which: Which = "last"
+    which: Literal["none", "last", "best"] = "last"
     """None; the last ones; best: the last ones, and those of the evaluation with the best value of ``analysis.metric``
     on validation."""
     every: OneOrMore | None = None
     """Steps between further ones; by default there are none."""
-
-
-def _expand_keep_shorthand(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value not in get_args(Which):
-        names = get_args(Which)
-        raise ValueError(f"found '{value}'; allowed: {', '.join(names)}; or {{every: N}}.{nearest(value, names)}")
-    return {"which": value}
 
 
 class RunSpec(Frozen):
@@ -169,7 +156,10 @@ class RunSpec(Frozen):
     """Share of failed trials at which the study is aborted."""
     keep: Annotated[
         Weights,
-        BeforeValidator(_expand_keep_shorthand, json_schema_input_type=Which | Weights),
+        BeforeValidator(
+            lambda value: {"which": value} if isinstance(value, str) else value,
+            json_schema_input_type=Literal["none", "last", "best"] | Weights,
+        ),
     ] = Weights()
     """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
     steps."""
@@ -178,13 +168,6 @@ class RunSpec(Frozen):
     attends to."""
     tracker: Annotated[Choice, choice_from_slot("tracker")] = Choice("mlflow")
     """Experiment tracker."""
-
-    @field_validator("explain", mode="before")
-    @classmethod
-    def _check_explain_is_list(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            raise conflict_error("it takes a list of test images by index, such as [0] or [0, 3]")
-        return value
 
     @field_validator("tracker", mode="before")
     @classmethod

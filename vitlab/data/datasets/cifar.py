@@ -70,9 +70,7 @@ class Cifar(Checksummed):
             checksums = {name: files.content_md5(path) for name, path in arrays.items()}
             return files.identity_of_files(self.name, checksums).rpartition(":")[2]
 
-        return replace(
-            info, test_sets=files.compute_once_per_file_state(list(arrays.items()), digest), test_images=None
-        )
+        return replace(info, test_sets=files.compute_once_per_file_state(list(arrays.items()), digest))
 
     def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
         """Return the published images of a corruption, of which there are 10000 for each severity."""

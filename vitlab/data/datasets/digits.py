@@ -59,7 +59,6 @@ class Digits(Dataset):
             classes=10,
             identity=f"digits:{DIGEST}",
             labels=tuple(map(str, range(10))),
-            test_images=TEST,
         )
 
     def read(self, split: Split) -> Images:

@@ -106,8 +106,7 @@ class ImageFolder(PictureSet):
     def info(self) -> DataInfo:
         """Return the facts of the data set; without a folder, ``num_classes`` says how many there are."""
         if (reason := self.missing()) is None:
-            info = replace(super().info(), test_sets=self._identity_of_test_sets())
-            return info if self.corrupted_root is None else replace(info, test_images=None)
+            return replace(super().info(), test_sets=self._identity_of_test_sets())
         if self.num_classes is None:
             raise DataError(f"{reason}. To plan without it, set 'num_classes'.")
         return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)

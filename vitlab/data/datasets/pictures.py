@@ -354,7 +354,6 @@ class PictureSet(Dataset):
             task="classification" if listing.pictures.y_N.ndim == 1 else "multilabel",
             identity=identity,
             labels=tuple(listing.labels),
-            test_images=len(listing.splits[TEST]),
         )
 
     def get_listing(self) -> Listing:

@@ -43,7 +43,6 @@ class Synthetic(Dataset):
             channels=self.num_channels,
             classes=self.num_classes,
             identity="synthetic:1",
-            test_images=self.test_images,
         )
 
     def read(self, split: Split) -> Images:
