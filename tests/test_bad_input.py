@@ -149,6 +149,19 @@ KINDS = [
     ("dim: 8", "dim: 9", "4:62", ["dim 9", "heads 2", "1, 3, 9"]),
     ("dim: 8", "dim: 99999999999999999999999", "4:42", ["dim must be less than or equal to 100000"]),
     ("model.position: [none]", "model.dim: [16, 17]", "8:21", ["dim 17", "heads 2"]),
+    ("heads: 2", "num_heads: 2", "4:55", ["'heads'", "Write model:"]),
+    # what to write
+    ("steps: 2", "epochs: 0", "5:19", ["found 0", "write steps: 0"]),
+    ("dim: 8", "dim: [8, 16]", "4:37", ["belong in design"]),
+    ("model.position: [none]", "model.position: none, learned2d", "8:21", ["write [none, learned2d]"]),
+    ("model.position: [none]", "model: {position: [none]}", "8:5", ["write model.position: [...]"]),
+    ("model.position: [none]", "base.model.position: [none]", "8:5", ["leave out 'base.'"]),
+    ("  data: {type: digits}\n", "", "2:1", ["'base.data' is missing; write it, such as data: digits"]),
+    ("type: vit, ", "", "4:3", ["whose type is its name"]),
+    ("study: small", "study: small\nmatch: params", "2:8", ["'vitlab show match' describes it"]),
+    ("study: small", "study: small\nanalysis: {compare: learned}", "2:21", ["{to: {model.position: learned}}"]),
+    ("  one_at_a_time:", "  grid:", "6:1", ["add one with its values (model.position: learned; "]),
+    ("{type: digits}", "{type: image_folder, root: /nowhere}", "3:30", ["no folder /nowhere"]),
     # designs
     ("design:\n  one_at_a_time:\n    model.position: [none]\n", "design: {}\n", "6:1", ["exactly one of one_at_a_time, leave_one_out", "an empty design"]),
     ("  one_at_a_time:\n", "  one_at_time:\n", "7:3", ["unknown key 'one_at_time'", "'one_at_a_time'", "grid"]),
@@ -395,7 +408,7 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
         # a rule with a wrong value is not checked
         ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
         ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
-        ("study: small", "study: small\nrun: {explain: true}", "run.explain: it takes a list of test images by index"),
+        ("study: small", "study: small\nrun: {explain: true}", "run.explain: found a boolean"),
         ("heads: 2", "heads: two", "heads must be a whole number"),
         ("[none]", "[none, 1]", "a component is a name"),
         # the default of a wrong size is compared with no other size
@@ -464,7 +477,7 @@ def test_mistake_about_several_values_is_reported_once(here: Path) -> None:
     head = one(mistakes(here, STUDY.replace("model.position: [none]", "model.head.pol: [gap, cls]")))
     assert head.startswith("s.yaml:8:5: ") and "'pol'" in head
     first, second = mistakes(here, STUDY.replace("model.position: [none]", "model.position: [lerned, sincos]"))
-    assert "Installed:" in first and "Installed:" not in second and "'sincos2d'" in second
+    assert "Installed:" in first and "Installed:" in second and "'sincos2d'" in second, "each is enough by itself"
 
 
 def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -658,6 +671,7 @@ def test_mistake_of_the_file_names_no_change_beside_one_that_does(here: Path) ->
     [
         ("seeds: 0\n", "s.yaml:9:8: seeds must be greater than or equal to 1; found 0"),
         ("seeds: [1, -1]\n", "s.yaml:9:12: seeds.1 must be greater than or equal to 0; found -1"),
+        ("seeds: ['a']\n", "s.yaml:9:9: seeds.0 must be a whole number; found 'a'"),
         ("seeds: [1, 1]\n", "s.yaml:9:1: seeds: a seed is listed twice; each seed is one replicate"),
         ("seeds: {count: 1, escalate_to: 3}\n", "s.yaml:9:1: seeds: adding seeds needs at least 2 seeds at first"),
         ("run: {retries: -1}\n", "s.yaml:9:16: run.retries must be greater than or equal to 0; found -1"),
@@ -704,6 +718,16 @@ def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
     line = one(refused(here, "plan", "s.yaml", "--set", "analysis={metric: val/loss, margin: 2 points}"))
     assert "points are hundredths of a share" in line
     assert plan_study("s.yaml", changes={"analysis": {"metric": "val/loss", "margin": 2}})[1].analysis.margin == 2
+
+
+@pytest.mark.parametrize(("seeds", "note"), [(1, "no spread, no interval and no test"), (2, "no interval"), (3, "")])
+def test_seeds_too_few_to_compare_are_noted(here: Path, seeds: int, note: str) -> None:
+    (here / "s.yaml").write_text(f"{STUDY}seeds: {seeds}\n")
+    for command in ("validate", "plan"):
+        out = call(command, "s.yaml")[1]
+        assert (f"{note}. Set seeds: 3 or more" in out) == bool(note) and ("Set seeds" in out) == bool(note)
+    (here / "s.yaml").write_text(f"{STUDY}seeds: {seeds}\nanalysis: {{compare: none}}\n")
+    assert "Set seeds" not in call("validate", "s.yaml")[1], "nothing is compared"
 
 
 def test_duplicate_value_gives_warning(here: Path) -> None:
@@ -759,11 +783,11 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"study: small\nseeds:\t1\n", ":2:7: a tab stands here; write a space"),
         (
             b"study:small\nbase:\n  data: digits\n",
-            ":2:5: line 1 has no 'key: value'; write a colon and a space after the key",
+            ":1:1: line 1 has no 'key: value'; write a colon and a space after the key",
         ),
         (
             b"base:\n  model\n  data: digits\n",
-            ":3:7: line 2 has no 'key: value'; write a colon and a space after the key",
+            ":2:3: line 2 has no 'key: value'; write a colon and a space after the key",
         ),
         (b"study: small\nbase: {data: digits}}\n", ":2:21: '}' closes nothing; remove it"),
         (b"study: small\nwhere: [1]]\n", ":2:11: ']' closes nothing; remove it"),

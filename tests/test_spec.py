@@ -195,7 +195,10 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
         ({"base.train.loss": {"type": "cross_entropy", "class_weights": ["a"]}}, "class_weights.0 must be a number"),
         ({"design": {"one_at_a_time": {"train.lr": [1]}}}, "weight_decay: 0.05}, or train.optimizer.lr as a path."),
         ({"seeds": None}, "seeds: found nothing; write their number, such as 5"),
-        ({"analysis": {"compare": "learned"}}, "found 'learned'; allowed: baseline, none, a mapping."),
+        (
+            {"analysis": {"compare": "learned"}},
+            "found 'learned'; allowed: baseline, none, {to: {PATH: value}} such as {to: {model.position: learned}}.",
+        ),
         ({"base.data.channels": True}, "found a boolean"),
         ({"base.model.position": ["none", "none"]}, "position 'none' is in the list twice; remove one"),
         ({"base.model.position": [["none", "none"], "learned"]}, "position 'none' is in the list twice; remove one"),

@@ -18,10 +18,11 @@ from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.registry import slot
 from vitlab.spec import Document, Study
-from vitlab.spec.design import Changes, apply_changes, arm_names
+from vitlab.spec.choice import component_label
+from vitlab.spec.design import Changes, apply_changes, arm_names, format_value
 from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.spec.study import Counterpart
-from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, set_value, value_at, without
+from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, keys_of, set_value, value_at, without
 from vitlab.spec.trial import SOURCES
 
 CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
@@ -86,7 +87,9 @@ class ArmResolver:
             return self.resolver.resolve_trial(self.changed_base(values))
         except Faults as error:
             known = self.resolved.faults if isinstance(self.resolved, Faults) else []
-            raise Faults([fault for fault in error.faults if fault not in known], error.plain, error.info) from None
+            missing = [(name,) for name in ("data", "model", "train") if name not in self.base]  # reported already
+            faults = [fault for fault in error.faults if fault not in known and fault[0] not in missing]
+            raise Faults(faults, error.plain, error.info) from None
 
     def changed_base(self, values: Values) -> NewTree:
         """Return the base with ``values`` changed, as it would be written in the document."""
@@ -233,9 +236,13 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> Iterato
         arm.baseline = other.name if other is not None and other is not arm else None
     if any(arm.baseline for arm in arms):
         return
+    paths = dict.fromkeys(path for arm in arms for path in arm.changes.values)
+    own = (
+        f"{path}: {format_value(component_label(value_at(resolver.resolved.plain, keys_of(path))))}" for path in paths
+    )
     sentence = (
-        "no arm of the design equals the base, so there is no baseline; add the base, as in arms: {baseline: {}}, set "
-        "analysis: {compare: {to: {PATH: value}}}"
+        "no arm of the design equals the base, so there is no baseline; add one with its values "
+        f"({', '.join(own)}; under arms, baseline: {{}}), set analysis: {{compare: {{to: {{PATH: value}}}}}}"
     )
     if has_base:
         what = "has the values of analysis.compare" if isinstance(compare, Counterpart) else "equals the base"

@@ -302,6 +302,9 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
     notes += sorted(set().union(*(arm.trial.notes for arm in runnable)))
     notes += notes_on_leaks(runnable, study.seeds)
     notes += metrics.note_unusual_goal(study.analysis, facts)
+    if (seeds := len(study.seeds.all)) < 3 and any(arm.baseline for arm in runnable):
+        what = "no spread, no interval and no test" if seeds == 1 else "no interval"
+        notes.append(f"{format_count(seeds, 'seed')} of each arm: {what}. Set seeds: 3 or more to compare.")
     if any(arm.trial.info.identity is None for arm in arms):
         notes.append("The data is not on this machine: keys are pending until it is.")
     return notes

@@ -250,7 +250,8 @@ class Slot(Generic[T]):
         if collected.mistakes:
             # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
             # What is under a guessed name may belong elsewhere, and is wrong, too.
-            wrong = {path[0] for path in (*collected.removed, *collected.written) if path[0] in model.model_fields}
+            names = {path[0] for path in (*collected.removed, *collected.written)}
+            wrong = (names | {mistake.rename or "" for mistake in collected.mistakes}) & model.model_fields.keys()
             faults = []
             for mistake in collected.mistakes:
                 path, message = mistake.path, mistake.message

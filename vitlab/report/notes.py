@@ -447,10 +447,7 @@ def _note_varied_streams(results: StudyResults) -> Iterator[str]:
     """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
     plan = results.plan
     seeds = sorted({planned.seed for planned in plan.trials})
-    if not seeds:
-        return
-    if len(seeds) == 1 and plan.looks is None:
-        yield f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."
+    if not seeds or (len(seeds) == 1 and plan.looks is None):
         return
     streams = [planned.trial.seeds for planned in plan.trials]
     varying = [stream for stream in streams[0] if len({each.get(stream) for each in streams}) > 1]

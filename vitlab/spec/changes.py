@@ -95,8 +95,11 @@ def add_path_of_same_key(problem: Problem, paths: Mapping[str, str]) -> Problem:
     match = re.fullmatch(form, problem.message)
     if match is None or match[2] not in paths:
         return problem
-    path = paths[match[2]] if problem.path[:1] == ("design",) else full_path(paths[match[2]])
+    in_design = problem.path[:1] == ("design",)
+    path = paths[match[2]] if in_design else full_path(paths[match[2]])
     place = f"The path of '{match[2]}' is {path}" if "." in path else f"'{path}' stands at the top of the file"
+    if in_design and path == "base":
+        place = "Paths in a design begin below it: leave out 'base.'"
     return replace(problem, message=f"{match[1]} {place}.{match[3]}")
 
 

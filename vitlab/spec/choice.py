@@ -109,7 +109,11 @@ class Choice:
             )
         if isinstance(value, Mapping):
             if not isinstance(value.get("type"), str):
-                actual = f"found {value['type']!r} there" if "type" in value else "it is missing"
+                actual = (
+                    f"found {value['type']!r} there"
+                    if "type" in value
+                    else "it is missing. A path such as model.dim changes one option"
+                )
                 raise ValueError(f"a component is a name, or a mapping whose type is its name; {actual}")
             return cls(value["type"], {name: option for name, option in value.items() if name != "type"})
         text = "nothing; where nothing is meant, write none" if value is None else repr(value)

@@ -7,7 +7,7 @@ the rest is validated again, until there are no new mistakes.  Rules on removed 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -41,6 +41,15 @@ KINDS = {
     "callable": "a function",
 }
 """Prefix of a pydantic error type to the expected type in words."""
+
+EXAMPLES = {
+    "study": "mine",
+    "base": "{data: digits, model: vit, train: {epochs: 20}}",
+    "base.data": "digits",
+    "base.model": "vit",
+    "base.train": "{epochs: 20}",
+}
+"""Required key of a study to an example of its value."""
 
 YAML_HINT = ". YAML reads yes, no, on and off as true or false; put it in quotes"
 """End of a sentence on a boolean in the place of a text."""
@@ -112,7 +121,7 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
             # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
             if mistake.path not in collected.written and not _is_consequence(mistake, collected.removed):
                 place = collected.document_path(mistake.path)
-                collected.mistakes.append(Mistake(place, mistake.message, mistake.fields))
+                collected.mistakes.append(replace(mistake, path=place))
         if misspelt:
             continue
         for mistake in found:
@@ -205,6 +214,8 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
     """Return pydantic's errors, for a union only the errors of the form that the value most likely has."""
     groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for index, detail in enumerate(error.errors(include_url=False)):
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # its values are wrong and are reported themselves
         form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
         groups.setdefault((index,) if form is None else ("form", *detail["loc"][:form]), []).append(detail)
     selected = []
@@ -220,7 +231,13 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
             relevant = deepest
         elif names is not None:  # names, or another kind of value
             others = [each for each in group if each is not names]
-            words = [_expected_type(each) or each["msg"].replace("Input should be", "a number") for each in others]
+            tags = [str(each["loc"][-1]) for each in others]
+            words = [
+                tag[1:-1]
+                if tag.startswith("<")
+                else _expected_type(each) or each["msg"].replace("Input should be", "a number")
+                for each, tag in zip(others, tags, strict=True)
+            ]
             relevant = [{**names, "ctx": {**names["ctx"], "others": words}}]
         selected += relevant or group
     return selected
@@ -232,7 +249,7 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: An
     close, how = closest(key, allowed), foreign_option_hint(key)
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
-    hint = how if close is None else f" Did you mean '{close}'?"
+    hint = f" Did you mean '{close}'?{how}" if close else how
     if key.isdecimal() and value is None:  # as in {lr: 0,05}
         hint = " A comma ends a value; write a decimal point."
     answer = re.search(r"\.(\w+): N\b", how)
@@ -251,7 +268,8 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     value = detail["input"]
     name = ".".join(map(str, path))
     if kind == "missing":
-        return f"'{name}' is missing"
+        example = EXAMPLES.get(name)
+        return f"'{name}' is missing" + (f"; write it, such as {path[-1]}: {example}" if example else "")
     if kind in ("value_error", "assertion_error", CONFLICT):
         text = str(context.get("message", context.get("error", detail["msg"])))
         return f"{name}: {text}" if name else text
@@ -264,7 +282,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
         return f"{name} must be a text; found {value_in_words(value)}{YAML_HINT}"
     actual = f"; found {value_in_words(value)}"
     if words := context.get("forms") or _expected_type(detail):
-        return f"{name} must be {words}{actual}"
+        return f"{name} must be {words}{actual}{_say_what_to_write(words, value, path)}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         unit = "character" if kind.startswith("string") else "value"
@@ -276,6 +294,18 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     if (bound := message.removeprefix("Input should be ")) != message:
         return f"{name} must be {bound}{actual}"
     return f"{name}: {message[0].lower()}{message[1:]}{actual}"
+
+
+def _say_what_to_write(words: str, value: Any, path: Path) -> str:
+    """Return the end of a sentence on a value of a wrong type: what to write in its place, if that is known."""
+    if words == "a list" and type(value) in (str, int, float) and path != ("where",):
+        return f"; write [{value}]"
+    if words == "a list" and isinstance(value, Mapping) and value:
+        return f"; write {path[-1]}.{next(iter(value))}: [...]"
+    if words.endswith("number") and isinstance(value, list):
+        return "; values to compare belong in design"
+    key = ".".join(part for part in path if isinstance(part, str))
+    return f"; 'vitlab show {key}' describes it" if words == "a mapping" else ""
 
 
 def _expected_type(detail: ErrorDetails) -> str:

@@ -50,7 +50,10 @@ class Analysis(Frozen):
     at: Literal["last", "best"] = "last"
     """Value of the metric: at the last evaluation, or at the best one."""
     # The tags are the forms that messages about a mistake here name.
-    compare: Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[Counterpart, Tag("<to>")] = "baseline"
+    compare: (
+        Annotated[Literal["baseline", "none"], Tag("<name>")]
+        | Annotated[Counterpart, Tag("<{to: {PATH: value}} such as {to: {model.position: learned}}>")]
+    ) = "baseline"
     """Arm that each arm is compared with, or ``{to: {PATH: value}}`` for its counterpart with these values."""
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""

@@ -153,6 +153,13 @@ class TrainSpec(Frozen):
             return max(1, round(self.epochs * max(1, examples // size))) * min(size, examples)
         return None
 
+    @field_validator("epochs", "images", mode="before")
+    @classmethod
+    def _say_how_to_train_nothing(cls, value: Any) -> Any:
+        if value == 0 and value is not False:
+            raise conflict_error("found 0; allowed: more than 0. To train nothing, write steps: 0 in its place")
+        return value
+
     @field_validator("layer_decay")
     @classmethod
     def _drop_neutral_decay(cls, value: float | None) -> float | None:

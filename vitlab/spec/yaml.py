@@ -148,7 +148,11 @@ def parse_document(text: str, name: str) -> Document:
             raise refuse(*unclosed) from None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise refuse(_explain_error(lines, error, line), line, column) from None
+        message = _explain_error(lines, error, line)
+        if named := re.match(r"line (\d+) ", message):
+            line = int(named[1])
+            column = len(_line(lines, line)) - len(_line(lines, line).lstrip(" ")) + 1
+        raise refuse(message, line, column) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         what = f"not YAML: a character that cannot be printed, {_format_code_point(text[error.position])}"
@@ -392,6 +396,8 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
             )
     if "expected <block end>" in problem and start is not None and column <= _indent_width(here):
         kind = "keys" if "mapping" in str(error.context) else "items"
+        if column == start.column:
+            return f"line {number} has no '- ', which begins each item from line {start.line + 1} on; add or remove it"
         return (
             f"wrong indentation: it begins in column {column + 1}, and the {kind} from line {start.line + 1} on "
             f"begin in column {start.column + 1}; indent all {kind} of one level alike, with spaces"
