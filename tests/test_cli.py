@@ -840,7 +840,9 @@ def test_lines_have_the_columns_that_are_set_also_in_a_pipe(monkeypatch: pytest.
 def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, printed, err = call("validate", ran[0], ran[0], "--build")
-    assert (code, err) == (0, "") and printed == f"{ran[0]}: 2 arms, 4 trials\n" * 2
+    assert (code, err) == (0, "") and printed.count(
+        f"{ran[0]}: 2 arms, 4 trials\n  2 seeds of each arm: no interval."
+    ) == 2
     assert list(tmp_path.iterdir()) == []
     # A baseline lies beside its study, so that FILES of a pattern such as *.yaml has it too.
     code, printed, _ = call("validate", ran[0], ROOT / "pipelines" / "quickstart.baseline.yaml")
