@@ -91,14 +91,12 @@ def choose_engine(
     compiles = device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64"
     alone = "compiled" if compiles and requested in RULES else "loop"
     if not is_stackable(trial):
-        return EngineChoice(
-            alone, "a teacher, ema, fp16, weights of another trial or the objective rules out training trials together"
-        )
+        return EngineChoice(alone, "ema, fp16, a teacher, a source trial or the objective keeps trials apart")
     if requested == "measured" and (probe := probes.get(speed_digest(trial))) is not None:
         return EngineChoice(probe.engine, "")
     work = works(trial)
     if work is None:
-        return EngineChoice(alone, "the model does not tell its size, by which trials are trained together")
+        return EngineChoice(alone, "the model does not tell its work, by which trials are grouped")
     values, most = work.values * train.batch_size, MAX_GPU_VALUES if device == "cuda" else MAX_VALUES
     size = f"a batch has {values:,} values between two layers"
     if values > most:
@@ -107,15 +105,15 @@ def choose_engine(
         )
     if compiles:
         return EngineChoice(
-            "compiled_vmap", f"small trials are trained together and compiled: {size}, and {steps:,} steps"
+            "compiled_vmap", f"small trials, trained together and compiled: {size}, and {steps:,} steps"
         )
     is_supervised = _objective_class(trial) is slot("objective").get("vitlab:supervised")
     precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
     if precise and work.products is not None and work.products <= MAX_PRODUCTS:
         return EngineChoice(
-            "batch_last", f"small trials are trained together: {size}, and a head has {work.products:,} products"
+            "batch_last", f"small trials, trained together: {size}, and a head has {work.products:,} products"
         )
-    return EngineChoice("vmap", f"small trials are trained together: {size}")
+    return EngineChoice("vmap", f"small trials, trained together: {size}")
 
 
 def is_one_at_a_time_engine(engine: str) -> bool:
