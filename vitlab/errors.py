@@ -30,7 +30,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import ClassVar, TextIO
 
@@ -65,7 +65,7 @@ class VitlabError(Exception):
 class UserError(VitlabError):
     """Something the user wrote is wrong; ``args`` has a sentence for every mistake, and the message a line.
 
-    A SpecError has its mistakes in ``problems`` instead, with their places.
+    A SpecError has them in ``problems``, with their places.
     """
 
     exit_code = 2
@@ -143,31 +143,16 @@ class SpecError(UserError):
 
     Attributes:
         problems: every mistake found, in the order of the file.
-        mistakes: the same, where each message has its own list of what is allowed.
     """
 
     kind = "study"
-    mistakes: Sequence[Problem] = ()
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.mistakes = sorted(set(problems))
-        self.problems = [*_without_repeated_lists(self.mistakes)]
-        super().__init__("\n".join(map(str, self.problems)))
+        self.problems = sorted(set(problems))
+        super().__init__(*self.problems)
 
     def __str__(self) -> str:
         return "\n".join(problem.excerpt() for problem in self.problems)
-
-
-_LIST = re.compile(r" (?:Allowed here|Options|Installed|Reported|Streams|There): [^:]*\.$")
-
-
-def _without_repeated_lists(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield the problems with each list of all that is allowed in the first of those that end with it alone."""
-    earlier = set[str]()
-    for problem in problems:
-        listed = "".join(_LIST.findall(problem.message))
-        yield replace(problem, message=problem.message.removesuffix(listed)) if listed in earlier else problem
-        earlier.add(listed)
 
 
 class UnknownComponent(UserError):
