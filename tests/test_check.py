@@ -255,7 +255,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
         raise TrialFailed("2 trials failed, so the gate has no verdict.")
 
     monkeypatch.setattr(check, "_train_missing", failing)
-    monkeypatch.setattr(check, "rev_parse", lambda *_: "a commit")
+    monkeypatch.setattr(check, "git_output", lambda *_: "1a2b3c4")
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert "2 trials failed, so the gate has no verdict." in done.stdout
@@ -264,7 +264,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
     shown = " ".join(done.stdout.split())
     looked, accepted_by = (
-        shown.index("see what has changed since by 'git diff $(git log -1 --format=%h --"),
+        shown.index("See what has changed since the baseline was committed by 'git diff 1a2b3c4'"),
         shown.index("If the change is meant, accept"),
     )
     assert shown.index("0.05 -> 0.3") < looked < accepted_by, "acceptance is the last thing to try"

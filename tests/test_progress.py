@@ -254,14 +254,49 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
     printed = capsys.readouterr().err.splitlines()
     assert [line.partition("  (")[0] for line in printed] == [
         "positions: 2 arms, 8 trials; 8 to train",
-        "[3/8] baseline s0 to s2 done",
         "[3/8] baseline s3 lost: its worker died; it is tried again",
+        "[3/8] baseline s0 to s2 done",
         "[6/8] baseline s3 done: val accuracy (%) 51.5 (mean of 4)",
         "[6/8] none s1, s2 done",
         "a sentence",
         "[6/8] running",
     ]
-    assert printed[1].endswith("(estimating the remaining time)")
+    assert printed[2].endswith("(estimating the remaining time)")
+
+
+def test_diverged_trial_of_a_stack_is_named_at_once_and_its_arm_has_a_mean_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3, "none": [0.9]})
+    todo, now = plan.trials[:3], 10.0
+    lines = progress.PlainLines(Console(get_time=lambda: now))
+    lines.on_plan(plan, todo, store)
+    monkeypatch.setattr(lines, "refresh_s", -1.0)
+    for planned in todo:
+        lines.on_start(planned)
+        append(store, planned, 10, "start", step=0, steps=STEPS)
+    lines.tick()
+    append(store, todo[1], 20, "end", step=20, status="diverged", failure="the loss is not finite")
+    now = 60.0
+    for planned in (todo[0], todo[2]):
+        measure(store, planned, 60, STEPS // 2)
+    lines.tick()
+    lines.tick()
+    assert lines._describe_remaining_time() == "50 s left", "the stack takes as long as the others"
+    assert [row.state for _, row in lines._rows_with_priority()] == [" 50 %", "diverged", " 50 %", "done"]
+    ended(plan, 0, store=store, value=0.5)
+    for planned, ending, detail in zip(
+        todo, ("DONE", "DONE", "FAILED"), ("", "the loss is not finite", "no disk"), strict=True
+    ):
+        lines.on_end(planned, progress.Ending[ending], detail)
+    lines.tick()
+    lines.close()
+    assert [line.partition("  (")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "positions: 2 arms, 4 trials; 3 to train, 1 trained already",
+        "[1/4] baseline s1 diverged: the loss is not finite",
+        "[4/4] baseline s2 failed: no disk",
+        "[4/4] baseline s0 done: val accuracy (%) 50.0 (mean of 1), 2 lost",
+    ]
 
 
 def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> None:
@@ -325,7 +360,7 @@ def test_row_of_arm_whose_trials_all_failed_says_that_it_has_no_value(tmp_path: 
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, height=12))
     view.on_plan(plan, plan.trials[2:], store)
     view.close()
-    for planned, line in zip(plan.trials[2:], ("1 failed", "2 failed  no value"), strict=True):
+    for planned, line in zip(plan.trials[2:], ("1 lost", "2 lost  no value"), strict=True):
         view.on_start(planned)
         view.on_end(planned, progress.Ending.FAILED, "no disk")
         assert [row for row in screens(view, screen) if row.startswith("none ") and row.endswith(line)]
@@ -370,7 +405,7 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
             "positions|62 %",
             "baseline|done  85.0 (mean of 2)",
             "none|done  37.5 (mean of 2)",
-            "sinusoidal|1 failed",
+            "sinusoidal|1 lost",
             "sinusoidal s1|starting",
             "rotary|planned",
         ],
@@ -501,7 +536,11 @@ def test_one_line_for_a_failure_that_many_trials_share(tmp_path: Path, capsys: p
     ]
     assert len([line for line in lines if "no disk" in line]) == 1
     assert lines[-1] == "baseline s1, s3, none s0 to s3 failed for the same reason as baseline s0."
-    assert len(lines) == 4 and not any("Traceback" in line for line in lines)
+    assert [line.partition("  (")[0] for line in lines if " lost" in line] == [
+        "[4/8] baseline: val accuracy (%) no value, 4 lost",
+        "[8/8] none: val accuracy (%) no value, 4 lost",
+    ]
+    assert len(lines) == 6 and not any("Traceback" in line for line in lines)
 
 
 @pytest.mark.parametrize("display", [progress.PlainLines, progress.LiveView])

@@ -575,7 +575,7 @@ plugin allows, as far as it is needed here."""
 def test_junit_is_valid_for_jenkins() -> None:
     """Arms and reasons may have characters that XML cannot represent."""
     odd = Finding("a\x00\x1b[31m<b>&\"'\ud800", "trace", "regressed", "\x08 why\n]]>")
-    text = render_junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
+    text = render_junit(replace(CHECKED, findings=(*CHECKED.findings, odd)), "vitlab ab")
     suite = ElementTree.fromstring(text.encode())
     for element in suite.iter():
         must, may, children = JUNIT[element.tag]
@@ -586,7 +586,8 @@ def test_junit_is_valid_for_jenkins() -> None:
 
 
 def test_junit_counts_failures() -> None:
-    suite = ElementTree.fromstring(render_junit(CHECKED))
+    suite = ElementTree.fromstring(render_junit(CHECKED, "vitlab ab"))
+    assert suite.get("name") == f"vitlab ab {CHECKED.study}"
     assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
     assert len(suite.findall("testcase")) == 4
     assert [case.get("classname") for case in suite if case.find("failure") is not None] == ["a|b"]
@@ -624,7 +625,7 @@ def test_shares_are_in_points_and_json_keeps_fractions() -> None:
     assert "| a | val accuracy (%) | regressed | 90 | 80 | 10 | 15 |" in shown
     assert "| a | val loss | regressed | 1 | 1.1 | 0.1 | 0.15 |" in shown
     assert "val loss: 1 -> 1.1 over 4 seeds, worse by 0.1 (" in shown
-    assert "over 4 seeds, worse by 0.1 (" in render_junit(result)
+    assert "over 4 seeds, worse by 0.1 (" in render_junit(result, "vitlab check")
     assert json.loads(render_json(result))["cells"][0]["worse_by"] == 0.1
 
 

@@ -57,10 +57,12 @@ class TrialProgress:
     def __init__(self, folder: TrialFolder, offset: int = 0) -> None:
         self.folder = folder
         self._offset = offset
-        self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, steps, metrics``
+        self.latest: Mapping[str, Any] = {}
+        """The last start or measurement: ``step, steps, metrics``, and ``failure`` once it has diverged."""
         self._saved_ns = self._saved_step = 0  #: time and step of the checkpoint; 0 if there is none
         self.share_at_start = 0.0  #: more than 0 after a resume
         self.has_begun = False  #: whether a worker has written since
+        self.is_divergence_told = False
 
     def read_new_events(self) -> None:
         """Read the lines that have been appended to the journal, and the step of a new checkpoint."""
@@ -80,7 +82,7 @@ class TrialProgress:
     def rewind_to_checkpoint(self) -> None:
         """Read the journal up to its end, and go to the step of the checkpoint."""
         self.read_new_events()
-        self.latest, self.has_begun = {**self.latest, "step": self._saved_step}, False
+        self.latest, self.has_begun = {**self.latest, "step": self._saved_step, "failure": ""}, False
         self.share_at_start = self.share
 
     @property
@@ -153,35 +155,40 @@ def shorten_names(names: Sequence[str], max_length: int) -> list[str]:
 class _Display(Watch):
     """Base of the displays, which counts trials and estimates the remaining time."""
 
+    refresh_s = REFRESH_S
+    _refreshed = 0.0
+
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._done = self._total = self._failed = 0
-        self._running: dict[str, TrialProgress] = {}
+        self._running: dict[str, TrialProgress] = {}  #: by ``key/code``
         self._paused: dict[str, TrialProgress] = {}  #: trials with a checkpoint that are not submitted yet
         self._unsaid: dict[tuple[Ending, str], list[Planned]] = {}  #: endings and reasons since the last line
         self._first_with: dict[tuple[Ending, str], str] = {}  #: the first trials that ended for a reason
         self._alike: dict[tuple[Ending, str], list[Planned]] = {}  #: the later ones, told by :meth:`close`
+        self._unended: list[str] = []  #: arms with open trials, whose mean has not been told
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        self._plan, self._store = plan, store
+        self._plan, self._store, self._scale = plan, store, Scale.of(plan.analysis.metric, plan.units)
         self._running.clear()
         self._paused.clear()
         for planned in todo:
             if (folder := store.folder(planned.trial)).checkpoint.exists():
                 progress = TrialProgress(folder)
                 progress.rewind_to_checkpoint()
-                self._paused |= {trial_name(planned): progress} if progress.step else {}
-        self._open = {planned.trial.name for planned in todo}
+                self._paused |= {planned.trial.name: progress} if progress.step else {}
+        self._open = {planned.trial.name: planned for planned in todo}
         self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
         for planned in plan.trials:
             if planned.trial.name in self._open or (store.folder(planned.trial).path / "result.json").exists():
                 self._arms.setdefault(planned.arm, []).append(planned)
+        self._unended = [arm for arm in self._arms if not self._is_over(arm)]
         self._ended_rows: dict[str, Row] = {}  #: of arms without an open trial
         self._final_value = cache(self._read_final_value)  # asked for twice a second
         self._longest = max(
             (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
         )
-        trained = {item.trial.name for trials in self._arms.values() for item in trials} - self._open
+        trained = {item.trial.name for trials in self._arms.values() for item in trials} - self._open.keys()
         self._done, self._total, self._failed = len(trained), len(trained) + len(todo), 0
         self._size = max(1, self._total + len(plan.pending))
         self._completed = 0.0  #: trainings, with the shares of running ones
@@ -204,28 +211,38 @@ class _Display(Watch):
             timer.cancel()
 
     def on_start(self, planned: Planned) -> None:
-        name, folder = trial_name(planned), self._store.folder(planned.trial)
-        paused = self._paused.pop(name, None)
-        self._running[name] = paused or TrialProgress(folder, folder.journal_size())
+        folder, paused = self._store.folder(planned.trial), self._paused.pop(planned.trial.name, None)
+        self._running[planned.trial.name] = paused or TrialProgress(folder, folder.journal_size())
         self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
-        progress = self._running.pop(trial_name(planned), None)
+        progress = self._running.pop(planned.trial.name, None)
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
             self._failed += ending == Ending.FAILED
-            self._open.discard(planned.trial.name)
+            self._open.pop(planned.trial.name, None)
             self._before += progress.share_at_start if progress is not None else 0.0
         reason = detail.partition("\n")[0]
-        key = Ending.DIVERGED if ending == Ending.DONE and reason else ending, reason
+        is_diverged = ending == Ending.DONE and bool(reason)
+        if not (is_diverged and progress is not None and progress.is_divergence_told):
+            self._note_ending(planned, Ending.DIVERGED if is_diverged else ending, reason)
+
+    def _note_ending(self, planned: Planned, ending: Ending, reason: str) -> None:
+        """Note an ending for the next line, or for :meth:`close` if an earlier line has its reason."""
+        key = ending, reason
         (self._alike if key in self._first_with else self._unsaid).setdefault(key, []).append(planned)
 
     def _read_journals(self) -> None:
         """Read what has been appended to the journals of running trials."""
-        running = list(self._running.values())  # a timer calls this, too; a cluster may run thousands
-        sample = running[:SAMPLE]
-        for progress in sample:
+        running = list(self._running.items())  # a timer calls this, too; a cluster may run thousands
+        sample = []
+        for name, progress in running[:SAMPLE]:
             progress.read_new_events()
+            if not (why := progress.latest.get("failure")):
+                sample.append(progress)
+            elif not progress.is_divergence_told:  # its result comes with those of the trials it is trained with
+                progress.is_divergence_told = True
+                self._note_ending(self._open[name], Ending.DIVERGED, why)
         all_to_sample = len(running) / max(1, len(sample))
         paused = sum(progress.share for progress in self._paused.values())
         self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
@@ -256,21 +273,24 @@ class _Display(Watch):
             return "finishing"
         return f"{format_duration(max(1, round(seconds)))} left" if seconds > 0 else "longer than estimated"
 
+    def _is_over(self, arm: str) -> bool:
+        return not self._open.keys() & {item.trial.name for item in self._arms[arm]}
+
     def _read_final_value(self, folder: TrialFolder) -> float | None:
         result, analysis = folder.result(), self._plan.analysis
         return None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
 
     def _render_table(self) -> Table:
         """Return a row for all trials together, and the rows of :meth:`_rows_with_priority` that fit on the screen."""
-        scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-        rows, seeds = self._rows_with_priority(scale), max(map(len, self._arms.values()), default=0)
+        scale, rows = self._scale, self._rows_with_priority()
+        seeds = max(map(len, self._arms.values()), default=0)
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
         room = max(1, self._console.height - 4)
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
         state, value = f"{seeds} of {seeds}", _format_value(1.0 if scale.is_share else 10.5, scale)
-        widest = Row(self._longest, 0.0, max(f"{seeds} diverged", state, key=len), f"{value} (mean of {seeds})")
+        widest = Row(self._longest, 0.0, max(Ending.DIVERGED, state, key=len), f"{value} (mean of {seeds})")
         trials = f"{self._done} of {self._total} trials{f' ({self._failed} failed)' * bool(self._failed)}"
         title = f"{trials}, {self._describe_remaining_time() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
@@ -281,29 +301,30 @@ class _Display(Watch):
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
         return table
 
-    def _rows_with_priority(self, scale: Scale) -> list[tuple[int, Row]]:
+    def _rows_with_priority(self) -> list[tuple[int, Row]]:
         """Return the rows of running trials, and of arms with other trials, in the plan's order, each with its rank."""
-        running = {}
-        for name, progress in [*self._paused.items(), *self._running.items()]:
-            value = progress.latest.get("metrics", {}).get(scale.metric)
+        running, scale = {}, self._scale
+        for key, progress in [*self._paused.items(), *self._running.items()]:
+            name, value = trial_name(self._open[key]), progress.latest.get("metrics", {}).get(scale.metric)
             state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
             detail = "" if value is None else _format_value(value, scale)
-            running[name] = RUNNING, Row(name, progress.share, state, detail)
-            if name in self._paused:
-                running[name] = PLANNED, Row(name, progress.share, "paused", f"at {state.strip()}")
+            if progress.latest.get("failure"):
+                state, detail = Ending.DIVERGED, ""
+            running[key] = RUNNING, Row(name, progress.share, state, detail)
+            if key in self._paused:
+                running[key] = PLANNED, Row(name, progress.share, "paused", f"at {state.strip()}")
         rows = []
         for arm, trials in self._arms.items():
             if arm in self._ended_rows:
                 rows.append((ENDED, self._ended_rows[arm]))
                 continue
-            own = [running.pop(name) for name in map(trial_name, trials) if name in running]
+            own = [running.pop(item.trial.name) for item in trials if item.trial.name in running]
             folders = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
             values = [value for folder in folders if (value := self._final_value(folder)) is not None]
             if folders:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
-                if len(values) < len(folders):  # a failed trial has no result, a diverged one has no value
-                    failed = sum(not folder.done() for folder in folders)
-                    state = f"{failed} failed" if failed else f"{len(folders) - len(values)} diverged"
+                if len(values) < len(folders):
+                    state = f"{len(folders) - len(values)} lost"
                 is_over = len(folders) == len(trials)
                 detail = "no value" * is_over
                 if values and is_over:
@@ -316,6 +337,17 @@ class _Display(Watch):
                 rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
             rows += own
         return [*running.values(), *rows]  # trials of no arm come first, such as prerequisites
+
+    def tick(self) -> None:
+        """Print lines for trials that have ended since the last call; draw what is due."""
+        self._flush()
+        if time.monotonic() - self._refreshed > self.refresh_s:
+            self._read_journals()
+            self._draw()
+            self._refreshed = time.monotonic()
+
+    def _draw(self) -> None:
+        """Show the state of the run."""
 
     def _flush(self) -> None:
         """Print a line for the trials that have ended alike since the last one."""
@@ -346,11 +378,7 @@ class PlainLines(_Display):
         self._printed = time.monotonic()
         self._timer = _start_timer(self._say_state)  # tick is not called while the first worker starts
 
-    def tick(self) -> None:
-        """Print the line of the trials that have ended since the last call, or one after a silence."""
-        if not self._moves:
-            self._read_journals()  # the time counts from the first start
-        self._flush()
+    def _draw(self) -> None:
         if time.monotonic() - self._printed > SILENCE_S:
             self._say_state()
 
@@ -369,17 +397,23 @@ class PlainLines(_Display):
         super().close()
 
     def _flush(self) -> None:
-        """Print a line for the trials of each arm that are done, the last one with its mean, and one for other endings.
+        """Print a line for other endings, one for the trials of each arm that are done, and the means of ended arms.
 
         There is no mean before, see :class:`LiveView`.
         """
         by_arm = attrgetter("arm")
-        for arm, trials in itertools.groupby(sorted(self._unsaid.pop((Ending.DONE, ""), ()), key=by_arm), by_arm):
-            scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-            self._rows_with_priority(scale)
-            reached = f": {scale.title} {self._ended_rows[arm].detail}" if arm in self._ended_rows else ""
-            self._print_with_progress(f"{format_arms_with_seeds([*trials])} {Ending.DONE}{reached}")
+        means = {}
+        for arm in filter(self._is_over, self._unended):
+            self._rows_with_priority()
+            row = self._ended_rows[arm]
+            means[arm] = f": {self._scale.title} {row.detail}" + f", {row.state}" * (row.state != Ending.DONE)
+        self._unended = [arm for arm in self._unended if arm not in means]
+        done = sorted(self._unsaid.pop((Ending.DONE, ""), ()), key=by_arm)
         super()._flush()
+        for arm, trials in itertools.groupby(done, by_arm):
+            self._print_with_progress(f"{format_arms_with_seeds([*trials])} {Ending.DONE}{means.pop(arm, '')}")
+        for arm, mean in means.items():
+            self._print_with_progress(f"{arm}{mean}")
 
     def _print_with_progress(self, text: str) -> None:
         self._timer.cancel()
@@ -396,9 +430,6 @@ class LiveView(_Display):
     be one that the verdict does not count.
     """
 
-    refresh_s = REFRESH_S
-    _refreshed = 0.0
-
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
@@ -409,14 +440,6 @@ class LiveView(_Display):
     def _flush(self) -> None:
         self._unsaid.pop((Ending.DONE, ""), None)  # the bars show it
         super()._flush()
-
-    def tick(self) -> None:
-        """Print a line for trials that did not end well; redraw the bars when they are due."""
-        self._flush()
-        if time.monotonic() - self._refreshed > self.refresh_s:
-            self._read_journals()
-            self._draw()
-            self._refreshed = time.monotonic()
 
     @contextmanager
     def status(self, what: str) -> Iterator[object]:

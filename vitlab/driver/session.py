@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
+from vitlab.report.phrasing import format_duration
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner_and_driver
@@ -67,6 +68,16 @@ class Session:
     def plugin_files(self) -> tuple[str, ...]:
         """Paths of the files of components, for workers in other folders."""
         return tuple(str(Path(plugin).resolve()) for plugin in self.plugins)
+
+
+def count_with_time_left(what: str, total: int, watch: Watch) -> Iterator[int]:
+    """Yield the numbers from 0 on, and show each as ``what 2 of 5`` until the next, with the time that is left."""
+    began = time.monotonic()
+    for number in range(total):
+        left_s = (time.monotonic() - began) / max(1, number) * (total - number)
+        left = f", {format_duration(max(1, round(left_s)))} left" * bool(number)
+        with watch.status(f"{what} {number + 1} of {total}{left}"):
+            yield number
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------
@@ -181,9 +192,9 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
         try:
             while not is_free():
                 for folder, planned in list(remaining.items()):
-                    if folder.done():
+                    if (result := folder.result()) is not None:
                         del remaining[folder]
-                        watch.on_end(planned, Ending.DONE, "")
+                        watch.on_end(planned, Ending.DONE, result.failure)
                     elif folder not in running and folder.is_locked():
                         running.add(folder)
                         watch.on_start(planned)

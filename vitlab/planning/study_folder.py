@@ -310,8 +310,8 @@ def rev_parse(folder: Path, *arguments: str) -> str:
 def git_output(folder: Path, *words: str) -> str:
     """Return the output of git in a folder; empty if it fails or there is no git.
 
-    A repository may come from other people, and its configuration names programs.  ``rev-parse`` and ``config`` look at
-    no files, so they start none of them; ``status`` would.
+    A repository may come from other people, and its configuration names programs.  ``rev-parse``, ``rev-list`` and
+    ``config`` look at no files, so they start none of them; ``status`` would.
     """
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     try:

@@ -133,8 +133,9 @@ class Slot(Generic[T]):
             for file in dict.fromkeys(file.origin.source for file in plugins.files.values()):
                 own = ", ".join(own for source, own in self.components if source == file)
                 hint += f" {file} registers {own or 'nothing'} as {self.name}; @{self.name}.register('{bare}') adds it."
-            hint = hint or " If a file defines it, add --plugin FILE; if a notebook does, set run.executor to inline."
-            raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
+            hint = hint or " If a notebook defines it, set run.executor to inline."
+            installed = f"{', '.join(names) or 'none'}{'' if plugins.files else '; --plugin FILE adds those of a file'}"
+            raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {installed}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")

@@ -12,7 +12,7 @@ from vitlab.driver.planning import fetch_unidentified_data
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
-from vitlab.planning.study_folder import rev_parse
+from vitlab.planning.study_folder import git_output
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Values, accept_into_baseline, read_baseline, write_baseline
@@ -105,11 +105,9 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_with_own_name_and_seeds("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
-        if rev_parse(request.baseline.parent, "HEAD"):
-            notes.append(
-                "if the baseline is committed, see what has changed since by "
-                f"'git diff $(git log -1 --format=%h -- {shlex.quote(str(request.baseline))})'"
-            )
+        words = "rev-list", "-1", "--abbrev-commit", "HEAD", "--", request.baseline.name
+        if commit := git_output(request.baseline.parent, *words):
+            notes.append(f"see what has changed since the baseline was committed by 'git diff {commit}'")
         notes += [f"see the trainings of the check by '{report}'"] * bool(cells)
         by_baseline = {cell.verdict for cell in cells} | {item.verdict for item in findings if item.check != "learning"}
         if by_baseline & {"differs", "regressed"}:

@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitlab.driver.session import Watch
+from vitlab.driver.session import Watch, count_with_time_left
 from vitlab.errors import format_count
 from vitlab.regression.checkout import Revision
 from vitlab.regression.decide import Finding, Verdict
@@ -43,16 +43,15 @@ def measure_and_judge_costs(
     rounds = math.ceil(-math.log2((1 - level) / 2)) + SPARE_ROUNDS
     watch.say(f"cost: {rounds} rounds of {format_count(len(arms), 'arm')} by {old.name} and {new.name} in turns")
     ratios = defaultdict[tuple[str, str], list[float]](list)
-    for number in range(rounds):
-        with watch.status(f"cost: round {number + 1} of {rounds}"):
-            for arm in arms:
-                costs = {}
-                for revision in (old, new) if number % 2 else (new, old):
-                    words = json.dumps({**request, "plugins": revision.plugins}, default=str)
-                    output = revision.run_python("-m", "vitlab.regression.cost", arm, words)
-                    costs[revision is new] = json.loads(output.splitlines()[-1])
-                for quantity in QUANTITIES:
-                    ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
+    for number in count_with_time_left("cost: round", rounds, watch):
+        for arm in arms:
+            costs = {}
+            for revision in (old, new) if number % 2 else (new, old):
+                words = json.dumps({**request, "plugins": revision.plugins}, default=str)
+                output = revision.run_python("-m", "vitlab.regression.cost", arm, words)
+                costs[revision is new] = json.loads(output.splitlines()[-1])
+            for quantity in QUANTITIES:
+                ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
     for (arm, quantity), values in ratios.items():
         ends, limit = quantile_test(values, p=0.5).confidence_interval(level), getattr(study.check.cost, quantity, None)
         interval = f"simultaneous {percent(1 - alpha)} interval {ends.low:.3f} to {ends.high:.3f}"

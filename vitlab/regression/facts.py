@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.driver.planning import count_params_and_macs
-from vitlab.driver.session import Watch
+from vitlab.driver.session import Watch, count_with_time_left
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
 from vitlab.regression import Tier
@@ -85,10 +85,8 @@ def iterate_traces(
 ) -> Iterator[tuple[tuple[Any, ...], Trace]]:
     """Yield the arguments of each training of a tier and its trace by ``train``, and show which one is running."""
     watch.say(f"{tier}: the first {steps} steps of {format_count(len(work), 'training')}, on the CPU")
-    for number, arguments in enumerate(work, start=1):
-        with watch.status(f"{tier}: training {number} of {len(work)}"):
-            trace = train(*arguments)
-        yield arguments, trace
+    for number in count_with_time_left(f"{tier}: training", len(work), watch):
+        yield work[number], train(*work[number])
 
 
 def compare_exact_facts(old: Facts, new: Facts) -> list[Finding]:

@@ -143,6 +143,7 @@ class Attempt:
             emit=self.record_and_keep_best,
             write=self.save_checkpoint,
             on_step=self.keep_due_weights,
+            on_diverge=self.record_divergence,
         )
         # Objectives without labels and models that drop patches compute another number of images or tokens in a step.
         is_whole = training.objective.labels and not trial.spec.model.options.get("patch_drop")
@@ -193,7 +194,7 @@ class Attempt:
             write_predictions(self.folder.predictions, self.training.predictions, self.input_spec.info.labels)
             if self.settings.keep.last:
                 write_weights(self.folder.weights_file, state, self.input_spec)
-        self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
+            self.folder.emit("end", status=status)
         circumstances = self._collect_circumstances(wall_s)
         self.folder.write_result(TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure))
         self.end = TrialEnd(Ending.DONE, failure)  # there is a result, which may say that the trial diverged
@@ -278,6 +279,11 @@ class Attempt:
         keep, history = self.settings.keep, self.training.history
         if keep.best is not None and not is_restored and index_of_best(history, *keep.best) == len(history) - 1:
             self.write_extra_weights(keep.best_name)
+
+    def record_divergence(self, why: str) -> None:
+        """Log that the training has diverged, for who watches: its result is written with those of its stack."""
+        if self.writes:
+            self.folder.emit("end", step=self.training.step, status=Ending.DIVERGED, failure=why)
 
     def keep_due_weights(self, step: int) -> None:
         """Keep the weights after a step if ``run.keep`` says so."""

@@ -91,6 +91,7 @@ class Training:
         emit: Called with every measurement, including ``system/*``.
         write: Called with every state that is to be saved.
         on_step: Called after every step with its number, counted from 1.
+        on_diverge: Called with the reason once a loss is not finite.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Training:
         emit: Callable[[Measurement], None] = lambda measurement: None,
         write: Callable[[State], None] = lambda state: None,
         on_step: Callable[[int], None] = lambda step: None,
+        on_diverge: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.model = model
         self.feed = feed
@@ -115,6 +117,7 @@ class Training:
         self.emit = emit
         self.write = write
         self.on_step = on_step
+        self.on_diverge = on_diverge
         self.steps = count_steps(spec, feed)
 
         # The objective decides what is trained: the model, or a module that holds it beside parts of its own.
@@ -450,4 +453,5 @@ class Training:
     def diverge(self, why: Diverged) -> Outcome:
         """Return the outcome of a diverged training, which has no metrics and no weights."""
         self.failure = str(why)
+        self.on_diverge(self.failure)
         return Outcome({}, tuple(self.history), "", self.step, self.images)
