@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -209,23 +208,6 @@ def test_delivery_is_judged_by_its_record(finished: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Noted, "where", "there")
     monkeypatch.setattr(Noted, "has_address", False)
     assert delivered() and not delivered()
-
-
-def test_trainings_of_other_processes_are_counted_apart(finished: Path) -> None:
-    shutil.rmtree(finished / "out")
-    answer, _ = run()
-    assert (answer.trained, answer.elsewhere) == (4, 0)
-    trial = answer.plan.trials[0].trial
-    folder = answer.store.trial(trial.key, trial.code)
-    assert scheduler._trained_elsewhere_or_failed(folder) == "trained"
-    journal = folder.path / "events.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert lines[0]["driver"].split("/")[1] == str(os.getpid())
-    lines[0]["driver"] = "elsewhere/1/1"
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert scheduler._trained_elsewhere_or_failed(folder) == "elsewhere"
-    (folder.path / "result.json").unlink()
-    assert scheduler._trained_elsewhere_or_failed(folder) == "failed"
 
 
 @pytest.mark.slow

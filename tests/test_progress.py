@@ -495,6 +495,7 @@ def test_plain_lines_know_the_remaining_time_once_the_first_trials_have_ended(
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 6})
     now = 10.0
     lines = progress.PlainLines(Console(get_time=lambda: now))
+    lines.refresh_s = -1.0  # a second is too long for a test
     lines.on_plan(plan, plan.trials, store)
     for planned in plan.trials[:3]:
         lines.on_start(planned)

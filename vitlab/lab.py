@@ -230,8 +230,7 @@ def _make_answer(run: _Run, seeds: int, link: str | None) -> Answer:
         counts["failed"] + untuned,
         tracker.title,
         link,
-        elsewhere=counts["elsewhere"],
-        start_command=tracker.start_command(),
+        tracker.start_command(),
     )
 
 

@@ -181,13 +181,12 @@ def _start_detached(
 
 def _format_run_summary(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
-    elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
     failed = f", {answer.failed} failed" if answer.failed else ""
     stored = {planned.trial.name: answer.store.folder(planned.trial).result() for planned in answer.plan.trials}
     count = sum(result is not None and result.status == Ending.DIVERGED for result in stored.values())
     diverged = f"; {count} of the results diverged" if count else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} cached{elsewhere}{failed}{diverged}.",
+        f"{answer.trained} trained, {answer.cached} cached{failed}{diverged}.",
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:

@@ -21,7 +21,6 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
-from vitlab.store.locks import own_unique_process_name
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
@@ -34,7 +33,7 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
     Trials that failed under the same code stay failed unless ``retry_failed`` is set.
 
     Returns:
-        ``trained``, ``elsewhere`` (by another run meanwhile) or ``failed`` for each training, by its ``key/code``.
+        ``trained`` or ``failed`` for each training, by its ``key/code``.
 
     Raises:
         Refused: if the code has changed since the trials were planned; running trials have ended.
@@ -62,7 +61,7 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
     finally:
         session.watch.close()
     return {
-        planned.trial.name: _trained_elsewhere_or_failed(session.store.folder(planned.trial))
+        planned.trial.name: "trained" if session.store.folder(planned.trial).done() else "failed"
         for planned in (*todo, *failed_before)
     }
 
@@ -76,14 +75,6 @@ def _report_trials_lacking_weights(stage: Plan, missing: Sequence[Planned], sess
             f"{format_count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is "
             "not trained again for these; delete its folder to have it trained again."
         )
-
-
-def _trained_elsewhere_or_failed(folder: TrialFolder) -> str:
-    """Return ``trained`` if this process has trained a trial, ``elsewhere`` if another has, ``failed`` if none has."""
-    if not folder.done():
-        return "failed"
-    drivers = [event.body.get("driver") for event in folder.events()[0] if event.kind == "start"]
-    return "trained" if not drivers or drivers[-1] in (None, own_unique_process_name()) else "elsewhere"
 
 
 class Schedule:
@@ -287,7 +278,6 @@ def _make_job(
             micro_batch_size=run.micro_batch_size,
             activation_checkpointing=run.activation_checkpointing,
             engine=engine,
-            driver=own_unique_process_name(),
         ),
         timeout_s=run.timeout,
     )

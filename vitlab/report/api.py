@@ -61,12 +61,11 @@ class Answer:
 
     plan: Plan
     store: Store
-    trained: int  #: by this run
+    trained: int  #: since this run began
     cached: int  #: trained by earlier runs
     failed: int  #: without a result after this run
     tracker: str  #: display name of the tracker; empty if the study has none
     link: str | None  #: address of the study in the tracker, empty if it has none; None if it could not be reached
-    elsewhere: int = 0  #: trained by other runs meanwhile
     start_command: str = ""  #: command that serves the address; empty if it is served already
 
     @property

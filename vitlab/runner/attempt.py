@@ -163,7 +163,6 @@ class Attempt:
             images=self.training.images,
             effective_batch_size=self.training.images_per_batch,
             numerics=self._collect_numerics(),
-            **({"driver": driver} if (driver := self.settings.driver) else {}),
             **({"note": note} if note else {}),
         )
 

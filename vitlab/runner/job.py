@@ -30,8 +30,6 @@ class Settings:
     nodes: int = 1  #: machines that these processes are divided among
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
     activation_checkpointing: str = "none"  #: none or blocks
-    #: process that asked for the training, see :func:`vitlab.store.locks.unique_process_name`; for the journal
-    driver: str = ""
     engine: str = "loop"  #: one of the slot ``engine``
 
 
