@@ -44,7 +44,7 @@ def test_coordinates_do_not_grow_with_width() -> None:
         def make(width: int, seed: int, parametrization: str = parametrization) -> Training:
             return of_width(width, parametrization, seed)
 
-        changes = measure_changes_by_width(make, (16, 256), range(3), steps=4, say=print)
+        changes = measure_changes_by_width(make, (16, 256), range(3), steps=4)
         of_blocks = [by_width for layer, by_width in changes.items() if layer.startswith("blocks")]
         assert len(of_blocks) == 4 and "logits" in changes
         sizes = [sum(by_width[width] for by_width in of_blocks) for width in (16, 256)]

@@ -20,7 +20,6 @@ from vitlab.cli.completion import complete_arm, completion_of_components
 from vitlab.cli.options import add_study_options, find_study_file, parse_changes, words_of_given_options
 from vitlab.errors import TrialFailed, UserError, format_count
 from vitlab.store.files import display_path
-from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from vitlab.report.api import Answer
@@ -182,11 +181,8 @@ def _start_detached(
 def _format_run_summary(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
     failed = f", {answer.failed} failed" if answer.failed else ""
-    stored = {planned.trial.name: answer.store.folder(planned.trial).result() for planned in answer.plan.trials}
-    count = sum(result is not None and result.status == Ending.DIVERGED for result in stored.values())
-    diverged = f"; {count} of the results diverged" if count else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} cached{failed}{diverged}.",
+        f"{answer.trained} trained, {answer.cached} cached{failed}.",
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:

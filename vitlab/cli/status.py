@@ -98,7 +98,7 @@ def _describe_state(folder: TrialFolder) -> str:
     """Return the state of a trial, and the reason why it diverged or failed: ``diverged: the loss is nan``."""
     state, result, failure = folder.state(), folder.result(), folder.failure()
     if state == Ending.FAILED and failure is not None:
-        return f"{state}: {f'{failure.kind}: ' * (failure.kind != Ending.ERROR)}{failure.failure}"
+        return f"{state}: {failure.failure}"
     return f"{state}: {result.failure}" if result is not None and result.failure else state
 
 

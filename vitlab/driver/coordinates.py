@@ -8,6 +8,7 @@ Reference: arXiv:2203.03466, appendix D.1.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,8 +29,6 @@ from vitlab.training.loop import Training
 
 Parametrization = Literal["standard", "mup"]
 IMAGES = 32  #: images whose outputs are compared
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def check_coordinates(
     changes: Mapping[str, object],
     plugins: Sequence[str | Path],
     out: str | Path,
-    say: Say,
+    say: Callable[[str], None],
 ) -> list[Coordinates]:
     """Train a study's base for some steps at several widths, in both parametrizations, and return the changes.
 
@@ -81,7 +80,7 @@ def check_coordinates(
         changes: see :func:`vitlab.run`.
         plugins: see :func:`vitlab.run`.
         out: see :func:`vitlab.run`.
-        say: called with a sentence before the trainings of each width.
+        say: called with a sentence before the trainings of each parametrization.
 
     Raises:
         SpecError: if the file is wrong.
@@ -95,17 +94,12 @@ def check_coordinates(
         kind: {width: _resolve_base_at_width(study, resolver, width, kind, steps) for width in widths} for kind in kinds
     }
 
-    def coordinates(kind: Parametrization) -> Coordinates:
-        layers = measure_changes_by_width(
-            lambda width, seed: _make_training(trials[kind][width], seed),
-            widths,
-            range(seeds),
-            steps,
-            lambda sentence: say(f"{kind}: {sentence}"),
-        )
-        return Coordinates(kind, layers)
-
-    return [coordinates(kind) for kind in kinds]
+    results = []
+    for kind, by_width in trials.items():
+        say(f"{kind}: training {format_count(seeds, 'seed')} at each of {format_count(len(widths), 'width')}")
+        make = partial(_make_training, by_width)
+        results.append(Coordinates(kind, measure_changes_by_width(make, widths, range(seeds), steps)))
+    return results
 
 
 def measure_changes_by_width(
@@ -113,7 +107,6 @@ def measure_changes_by_width(
     widths: Sequence[int],
     seeds: Sequence[int],
     steps: int,
-    say: Say,
 ) -> dict[str, dict[int, float]]:
     """Return the mean absolute changes of every attention, MLP and of the logits by width, as means over seeds.
 
@@ -122,11 +115,9 @@ def measure_changes_by_width(
         widths: the widths.
         seeds: the seeds.
         steps: optimizer steps.
-        say: called with a sentence before the trainings of each width.
     """
     totals: dict[str, dict[int, float]] = {}
     for width in widths:
-        say(f"training {format_count(len(seeds), 'seed')} at model.dim {width}")
         for seed in seeds:
             training = make(width, seed)
             x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
@@ -181,7 +172,8 @@ def _resolve_base_at_width(
     return trial
 
 
-def _make_training(trial: ResolvedTrial, seed: int) -> Training:
+def _make_training(by_width: Mapping[int, ResolvedTrial], width: int, seed: int) -> Training:
+    trial = by_width[width]
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     data = slot("dataset").resolve_choice(trial.spec.data)
     prepared = prepare(data, seeds)

@@ -106,9 +106,10 @@ def plan_study(
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
     study, document, problems = _read_and_check_study(file, changes, loaded, out)
-    from vitlab.data.prepare import data_info
+    from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning.expand import Machine, make_plan
+    from vitlab.planning.sources import notes_on_short_ema
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
@@ -118,7 +119,9 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        mistakes = _without_consequences_of_missing_plugins(error.mistakes, problems)
+        mistakes = error.mistakes
+        if any(cause.path[:2] == ("plugins", "require") for cause in problems):  # the plugin may have the component
+            mistakes = [each for each in mistakes if not re.match(r"no \w+ called '", each.message)]
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
         raise SpecError(
             _attribute_problems_to_changes(mistakes, document, changes, plan_file) if changes else mistakes
@@ -128,19 +131,13 @@ def plan_study(
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if mistake := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*mistake)])
-    notes = (*plan.notes, *_notes_on_data_averages_and_device(plan, document, store, study.run.device))
+    about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
+    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
+    about_data = *_check_data_and_collect_notes(plan, document), *missing
+    notes = (*plan.notes, *about_averages, *about_data, *notes_on_unused_mps(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
-
-
-def _without_consequences_of_missing_plugins(
-    problems: Sequence[Problem], causes: Sequence[Problem]
-) -> Sequence[Problem]:
-    """Return the problems that no missing plugin explains."""
-    if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
-        return [each for each in problems if not re.match(r"no \w+ called '", each.message)]
-    return problems
 
 
 def _attribute_problems_to_changes(
@@ -159,17 +156,6 @@ def _attribute_problems_to_changes(
             yield document.problem(each.path, each.message, by_change=True)
         else:
             yield replace(each, message=f"{each.message} (with {format_changes(changes)})")
-
-
-def _notes_on_data_averages_and_device(plan: Plan, document: Document, store: Store, device: str) -> list[str]:
-    """Return notes on what depends on this machine: its data, averages of weights by number of images, the device."""
-    from vitlab.data.prepare import DataSource
-    from vitlab.planning.sources import notes_on_short_ema
-
-    about_data = _check_data_and_collect_notes(plan, document)
-    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-    about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-    return [*about_averages, *about_data, *missing, *notes_on_unused_mps(device)]
 
 
 def _read_and_check_study(

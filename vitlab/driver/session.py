@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
@@ -19,6 +20,8 @@ from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner_and_driver
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
+
+T = TypeVar("T")
 
 POLL_S = 0.5  #: polling interval while another driver runs the study
 
@@ -70,14 +73,14 @@ class Session:
         return tuple(str(Path(plugin).resolve()) for plugin in self.plugins)
 
 
-def count_with_time_left(what: str, total: int, watch: Watch) -> Iterator[int]:
-    """Yield the numbers from 0 on, and show each as ``what 2 of 5`` until the next, with the time that is left."""
-    began = time.monotonic()
-    for number in range(total):
+def iterate_with_time_left(what: str, items: Sequence[T], watch: Watch) -> Iterator[T]:
+    """Yield items, and show each as ``what 2 of 5`` until the next, with the time that is left."""
+    began, total = time.monotonic(), len(items)
+    for number, item in enumerate(items):
         left_s = (time.monotonic() - began) / max(1, number) * (total - number)
         left = f", {format_duration(max(1, round(left_s)))} left" * bool(number)
         with watch.status(f"{what} {number + 1} of {total}{left}"):
-            yield number
+            yield item
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from vitlab.errors import SpecError, format_count
 from vitlab.identity.trial import hash_of
 from vitlab.regression import gate
 from vitlab.regression.check import CheckRequest, changes_with_own_name_and_seeds, refuse_tuning
-from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
+from vitlab.regression.checkout import checkout, resolve_revisions, uncommitted_files
 from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
@@ -35,7 +35,7 @@ VERDICTS: Mapping[str, CheckVerdict] = {
     Verdict.REFUSED: "inconclusive",
 }
 """Verdicts as a check has them; the others pass."""
-VERSIONS = "import json; from vitlab.runner import circumstances; print(json.dumps(dict(circumstances.versions())))"
+VERSIONS = "import json; from vitlab.regression import check; print(json.dumps(check.installed_versions()))"
 """A program that prints the installed versions that determine a trial's numbers."""
 
 
@@ -63,7 +63,7 @@ def compare_revisions(
         for name, commit in commits:
             request.watch.say(f"checking out {name} and its packages")
             pair.append(stack.enter_context(checkout(commit, name, request.out, request.plugins, install)))
-        versions = [_versions_affecting_numerics(revision) if install is not None else {} for revision in pair]
+        versions = [json.loads(each.run_python("-c", VERSIONS).splitlines()[-1]) if install else {} for each in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
             changes = changes_with_own_name_and_seeds(commit[:7], request, study)
@@ -119,12 +119,6 @@ def compare_revisions(
         notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *report.notes],
     )
     return report, gate.make_check_result(study, [*findings, *same, *costs])
-
-
-def _versions_affecting_numerics(revision: Revision) -> dict[str, str]:
-    """Return the versions that determine a trial's numbers and that its code does not cover."""
-    installed = json.loads(revision.run_python("-c", VERSIONS).splitlines()[-1])
-    return {name: version for name, version in installed.items() if name != "vitlab"}
 
 
 def _trial_keys(plan_json: str) -> dict[str, set[tuple[str, str]]]:

@@ -170,19 +170,13 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
     try:
         return *_read_data_and_plan(request), baseline
     except SpecError as mistakes:
-        problems, files, given = mistakes.mistakes, set[str](), {plugin.name for plugin in request.plugins}
+        problems, given = mistakes.mistakes, {plugin.name for plugin in request.plugins}
         arms = () if baseline.facts is None else baseline.facts.arms.values()
         origins = "\n".join(origin for arm in arms for origin in arm.origins)
-        for slot, name, source in re.findall(r"(?m)^(\w+):(\S+) (.+\.py) \S+$", origins):
-            if source not in given:
-                beside = request.file.parent / source
-                files.add(shlex.quote(str(beside if beside.exists() else Path("PATH", source))))
-                unknown = f"no {slot} called '{name}'."
-                # Options of an unknown component are checked as those of the one with the nearest name.
-                places = [item.path[:-1] for item in problems if item.message.startswith(unknown)]
-                problems = [item for item in problems if item.path[:-1] not in places]
-        if files:
-            words = " ".join(f"--plugin {file}" for file in sorted(files))
+        if files := sorted({*re.findall(r"(?m)^\w+:\S+ (.+\.py) \S+$", origins)} - given):
+            beside = (request.file.parent / file for file in files)
+            paths = (file if file.exists() else Path("PATH", file.name) for file in beside)
+            words = " ".join(f"--plugin {shlex.quote(str(path))}" for path in paths)
             problems = [*problems, Problem(str(request.baseline), 0, 0, f"it was accepted with {words}; add this")]
         raise SpecError(problems) from None
 
@@ -216,14 +210,14 @@ def _note_other_versions(plan: Plan, baseline: Baseline) -> list[str]:
     """Return a note if the baseline was trained under other versions of what determines a trial's numbers."""
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
     here, then = (
-        dict(ChainMap(*imported, _installed_versions())),
+        dict(ChainMap(*imported, installed_versions())),
         {} if baseline.values is None else baseline.values.versions,
     )
     recorded, differing = gate.differing_versions(then, here), gate.differing_versions(here, then)
     return [f"the baseline was trained under {recorded}, and this environment has {differing}"] * bool(recorded)
 
 
-def _installed_versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the installed versions that determine a trial's numbers, without vitlab itself."""
     from vitlab.runner.circumstances import versions
 
@@ -235,7 +229,7 @@ def _versions_to_record(request: CheckRequest, study: Study) -> Mapping[str, str
     _, plan = request.plan(changes_with_own_name_and_seeds("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
-    installed = _installed_versions()
+    installed = installed_versions()
     return installed if gate.differing_versions(recorded, installed) else {}
 
 

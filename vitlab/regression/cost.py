@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from vitlab.driver.session import Watch, count_with_time_left
+from vitlab.driver.session import Watch, iterate_with_time_left
 from vitlab.errors import format_count
 from vitlab.regression.checkout import Revision
 from vitlab.regression.decide import Finding, Verdict
@@ -43,7 +43,7 @@ def measure_and_judge_costs(
     rounds = math.ceil(-math.log2((1 - level) / 2)) + SPARE_ROUNDS
     watch.say(f"cost: {rounds} rounds of {format_count(len(arms), 'arm')} by {old.name} and {new.name} in turns")
     ratios = defaultdict[tuple[str, str], list[float]](list)
-    for number in count_with_time_left("cost: round", rounds, watch):
+    for number in iterate_with_time_left("cost: round", range(rounds), watch):
         for arm in arms:
             costs = {}
             for revision in (old, new) if number % 2 else (new, old):

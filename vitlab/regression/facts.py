@@ -14,16 +14,15 @@ import itertools
 import math
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitlab.driver.planning import count_params_and_macs
-from vitlab.driver.session import Watch, count_with_time_left
+from vitlab.driver.session import Watch, iterate_with_time_left
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
-from vitlab.regression import Tier
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 from vitlab.spec.tree import flatten
@@ -50,14 +49,11 @@ def compute_exact_facts(plan: Plan, file: Path, plugins: Sequence[str | Path], w
         for planned in plan.first_trials.values()
         for precision in dict.fromkeys(("fp64", planned.trial.spec.train.precision))
     ]
-
-    def train(planned: Planned, precision: str) -> Trace:
-        engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
-        return train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins)
-
     traces = defaultdict[str, list[Trace]](list)
-    for (planned, _), trace in iterate_traces(work, train, "exact", EXACT_STEPS, watch):
-        traces[planned.arm].append(trace)
+    watch.say(f"exact: the first {EXACT_STEPS} steps of {format_count(len(work), 'training')}, on the CPU")
+    for planned, precision in iterate_with_time_left("exact: training", work, watch):
+        engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
+        traces[planned.arm].append(train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins))
     arms = {}
     for arm, planned in plan.first_trials.items():
         trial = planned.trial
@@ -78,15 +74,6 @@ def compute_exact_facts(plan: Plan, file: Path, plugins: Sequence[str | Path], w
         skipped={arm.name: arm.skip for arm in plan.arms if arm.skip},
         arms=arms,
     )
-
-
-def iterate_traces(
-    work: Sequence[tuple[Any, ...]], train: Callable[..., Trace], tier: Tier, steps: int, watch: Watch
-) -> Iterator[tuple[tuple[Any, ...], Trace]]:
-    """Yield the arguments of each training of a tier and its trace by ``train``, and show which one is running."""
-    watch.say(f"{tier}: the first {steps} steps of {format_count(len(work), 'training')}, on the CPU")
-    for number in count_with_time_left(f"{tier}: training", len(work), watch):
-        yield work[number], train(*work[number])
 
 
 def compare_exact_facts(old: Facts, new: Facts) -> list[Finding]:

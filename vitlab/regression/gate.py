@@ -4,19 +4,18 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
 from vitlab.comparison.study import describe_few_prerequisites, prerequisites_by_arm
-from vitlab.driver.session import Watch
+from vitlab.driver.session import Watch, iterate_with_time_left
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import Values
 from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
-from vitlab.regression.facts import LEARNING_STEPS, iterate_traces, train_trace
+from vitlab.regression.facts import LEARNING_STEPS, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import Scale
 from vitlab.report.provenance import merge_distinct_values
@@ -223,11 +222,11 @@ def train_and_check_learning(
     ``learned``, which passed this check at acceptance, has regressed if its validation loss rises.
     """
     # A closed-form solution takes no steps.
-    work = [
-        (plan, planned, LEARNING_STEPS) for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0
-    ]
-    accuracy, train = plan.metrics.get("accuracy"), partial(train_trace, plugins=plugins)
-    for (_, planned, _), result in iterate_traces(work, train, "learning", LEARNING_STEPS, watch):
+    work = [planned for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0]
+    watch.say(f"learning: the first {LEARNING_STEPS} steps of {format_count(len(work), 'training')}, on the CPU")
+    accuracy = plan.metrics.get("accuracy")
+    for planned in iterate_with_time_left("learning: training", work, watch):
+        result = train_trace(plan, planned, LEARNING_STEPS, plugins=plugins)
         steps = format_count(len(result.losses), "step")
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
