@@ -169,12 +169,12 @@ def test_tables_of_documentation_keep_their_lines() -> None:
 @pytest.mark.slow
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
-    assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
+    assert (code, printed) == (0, "2 arms ran two steps each.\n"), err
     results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
     assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
     arms = {"one_at_a_time": {"model.position": ["none"], "model.dim": [16, 24]}}
     code, printed, err = call("run", write(tmp_path, design=arms), "--out", tmp_path / "more", "--smoke")
-    assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
+    assert (code, printed) == (0, "2 arms ran two steps each.\n"), err
     assert "4 trials; 2 to train\n" in err
 
 

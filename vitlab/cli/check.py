@@ -228,27 +228,16 @@ def _pip_source_of_vitlab() -> str:
     origin = json.loads(distribution("vitlab").read_text("direct_url.json") or "{}")
     if not origin:
         return f"vitlab=={__version__}"
-    address = origin["url"]
-    if "archive_info" in origin:
-        return address if (address := _public_address_or_empty(address)) else f"git+{UNKNOWN}"
-    if vcs := origin.get("vcs_info"):
-        commit = vcs["commit_id"]
-    else:  # a folder, as the README installs it: a clone, whose repository others can install from
+    address, commit = origin["url"], origin.get("vcs_info", {}).get("commit_id")
+    if "dir_info" in origin:  # as the README installs it: a clone, whose repository others can install from
         folder = Path(url2pathname(urlsplit(address).path)).resolve()
         if folder == Path.cwd().resolve():
             return "."
         address, commit = git_output(folder, "config", "--get", "remote.origin.url"), rev_parse(folder, "HEAD")
-    source = f"{address}@{commit}" if (address := _public_address_or_empty(address)) and commit else UNKNOWN
-    return f"git+{source}" + (f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else "")
-
-
-def _public_address_or_empty(address: str) -> str:
-    """Return the address without secrets: user, password and query; empty if only this machine can reach it."""
     # Without a dot, what follows git@ is an alias in the configuration of ssh.
     address = re.sub(r"^git@([^:/]+\.[^:/]+):", r"https://\1/", address)
-    if address.startswith(("http://", "https://")):
-        return without_user(address)
-    return re.sub(r":[^/@]*@", "@", address) if address.startswith("ssh://") else ""
+    is_reachable = commit and address.startswith(("http://", "https://"))
+    return f"git+{without_user(address)}@{commit}" if is_reachable else f"git+{UNKNOWN}"
 
 
 @click.command()

@@ -50,7 +50,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @click.option(
     "--smoke",
     is_flag=True,
-    help="Make the checks of 'vitlab validate --build', and train two steps of every combination of components.",
+    help="Make the checks of 'vitlab validate --build', and train two steps of every arm.",
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
 @click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
@@ -94,10 +94,10 @@ def run_command(
         from vitlab.driver.smoke import run_smoke_test
         from vitlab.testing import check_plugin_components
 
-        sets = run_smoke_test(
+        arms = run_smoke_test(
             file, out=out, changes=values, plugins=plugins, watch=watch, check_components=check_plugin_components
         )
-        return [f"{format_count(sets, 'combination')} of components ran two steps each."]
+        return [f"{format_count(arms, 'arm')} ran two steps each."]
     as_json, reports = wants_json(), list[str]()
     answer = lab.run(
         file,

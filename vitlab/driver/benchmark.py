@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vitlab.driver.session import Session
+from vitlab.driver.session import Session, iterate_with_time_left
 from vitlab.engines.base import Engine, train
 from vitlab.errors import TrialFailed, UserError
 from vitlab.identity.trial import Trial
@@ -67,9 +67,8 @@ def measure_and_write_arm_costs(plan: Plan, session: Session) -> Path:
     """
     firsts = [*plan.first_trials.values()]
     results: dict[str, list[Tree]] = {planned.arm: [] for planned in firsts}
-    say, settings = session.watch.say, measurement_settings(session.run, session.plugin_files)
-    say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")
-    for turn in range(ROUNDS):
+    settings = measurement_settings(session.run, session.plugin_files)
+    for turn in iterate_with_time_left("measuring speed and memory: round", range(ROUNDS), session.watch):
         begin = turn % max(1, len(firsts))
         for planned in firsts[begin:] + firsts[:begin]:
             if planned.arm not in results:
@@ -77,9 +76,8 @@ def measure_and_write_arm_costs(plan: Plan, session: Session) -> Path:
             try:
                 results[planned.arm].append(_measure_in_own_process(measure_speed_and_memory, plan, planned, settings))
             except UserError as error:
-                say(f"arm '{planned.arm}' cannot be benchmarked: {error}")
+                session.watch.say(f"arm '{planned.arm}' cannot be benchmarked: {error}")
                 del results[planned.arm]
-        say(f"measured: round {turn + 1} of {ROUNDS}")
     rows = [_summarise_rounds(planned, results[planned.arm]) for planned in firsts if planned.arm in results]
     return write_costs(rows, plan, session.store)
 

@@ -89,9 +89,9 @@ def check_coordinates(
     study, _ = plan_study(file, changes=changes, plugins=plugins, out=out)
     resolver = Resolver(data_info)
 
-    kinds: tuple[Parametrization, ...] = get_args(Parametrization)
     trials = {
-        kind: {width: _resolve_base_at_width(study, resolver, width, kind, steps) for width in widths} for kind in kinds
+        kind: {width: _resolve_base_at_width(study, resolver, width, kind, steps) for width in widths}
+        for kind in get_args(Parametrization)
     }
 
     results = []

@@ -129,8 +129,7 @@ def plan_study(
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if mistake := _find_setting_that_cuts_batches(plan, study.run):
-        raise SpecError([document.problem(*mistake)])
+    _require_whole_batches(plan, study.run, document)
     about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
     missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
     about_data = *_check_data_and_collect_notes(plan, document), *missing
@@ -344,15 +343,15 @@ def _count_cost(choice: Choice | Tree, info: DataInfo) -> Cost:
     return cost_of(choice, info)
 
 
-def _find_setting_that_cuts_batches(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
-    """Return the setting that cuts the batches of an objective that needs them whole, with the reason; None if none."""
+def _require_whole_batches(plan: Plan, run: RunSpec, document: Document) -> None:
+    """Raise SpecError if a setting cuts the batches of an objective that needs them whole."""
     name = "micro_batch_size" if run.micro_batch_size is not None else "resources" if run.resources.together > 1 else ""
     for choice in (planned.trial.spec.train.objective for planned in _all_trials(plan) if name):
         component: Any = slot("objective").get(choice.type)
         if component.whole_batch:
             what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"
-            return ("run", name), f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
-    return None
+            sentence = f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
+            raise SpecError([document.problem(("run", name), sentence)])
 
 
 def _check_data_and_collect_notes(plan: Plan, document: Document) -> list[str]:

@@ -185,10 +185,9 @@ class _Display(Watch):
         self._unended = [arm for arm in self._arms if not self._is_over(arm)]
         self._ended_rows: dict[str, Row] = {}  #: of arms without an open trial
         self._final_value = cache(self._read_final_value)  # asked for twice a second
-        self._longest = max(
-            (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
-        )
-        trained = {item.trial.name for trials in self._arms.values() for item in trials} - self._open.keys()
+        shown = [item for trials in self._arms.values() for item in trials]
+        self._longest = max(map(trial_name, shown), key=len, default="")
+        trained = {item.trial.name for item in shown} - self._open.keys()
         self._done, self._total, self._failed = len(trained), len(trained) + len(todo), 0
         self._size = max(1, self._total + len(plan.pending))
         self._completed = 0.0  #: trainings, with the shares of running ones

@@ -197,12 +197,12 @@ class Slurm(PollingExecutor):
                 self._end_pack(pack, Ending.STOPPED, "")
         try:
             deadline = time.monotonic() + grace_s
-            while self._running_packs() and time.monotonic() < deadline:
+            while any(pack.jobs for pack in self._sent) and time.monotonic() < deadline:
                 time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
                 self._collect_ended_jobs()
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
-        for pack in self._running_packs():
+        for pack in [pack for pack in self._sent if pack.jobs]:
             pack.slurm.cancel(check=False)
             self._end_pack(pack, Ending.LOST, "it did not stop in time, and its Slurm job was cancelled")
         self._sent.clear()
@@ -310,9 +310,6 @@ class Slurm(PollingExecutor):
         self._collect_ended_jobs()
         if not self._ends:
             time.sleep(min(POLL_S, timeout_s))
-
-    def _running_packs(self) -> list[_Submitted]:
-        return [pack for pack in self._sent if pack.jobs]
 
     def _collect_ended_jobs(self) -> None:
         """Collect the trials that have ended, and remove the packs whose Slurm job has ended."""

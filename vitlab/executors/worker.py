@@ -82,27 +82,6 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
     )
 
 
-class _Clock:
-    """Time limit and progress of an attempt, updated by the ``stop`` callback that runs before every step."""
-
-    def __init__(
-        self, stop: Callable[[], bool], timeout_s: float | None, report_stage: Callable[[Stage], None]
-    ) -> None:
-        self.late = False  #: True if the time limit is exceeded
-        self._stop, self._report_stage = stop, report_stage
-        self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._steps = -1
-        report_stage("tries")
-
-    def count_step_and_check_stop(self) -> bool:
-        """Count a step and return True if the attempt has to stop."""
-        self._steps += 1
-        if self._steps == 1:
-            self._report_stage("begun")
-        self.late = time.monotonic() > self._end
-        return self.late or self._stop()
-
-
 def run_job(
     job: Job,
     stop: Callable[[], bool],
@@ -120,19 +99,32 @@ def run_job(
             ending is then ``stopped``.
         report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
+    steps, deadline, is_late = 0, math.inf, False  # of an attempt
+
+    def count_step_and_check_stop() -> bool:
+        """Count a step and return True if the attempt has to stop."""
+        nonlocal steps, is_late
+        steps += 1
+        if steps == 1:
+            report_stage("begun")
+        is_late = time.monotonic() > deadline
+        return is_late or stop()
+
     try:
         execute = import_object(job.runner, "execute")
         all_ends = _stored_ends(job.folders, job.settings.keep)  #: of the trials that have ended, by folder
         while remaining := tuple(item for item in job.trials if item.folder not in all_ends):
-            clock = _Clock(stop, job.timeout_s, report_stage)
-            ends = execute(replace(job, trials=remaining), clock.count_step_and_check_stop)
+            steps, is_late = -1, False
+            deadline = time.monotonic() + (math.inf if job.timeout_s is None else job.timeout_s)
+            report_stage("tries")
+            ends = execute(replace(job, trials=remaining), count_step_and_check_stop)
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == Deferral.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]
             all_ends |= {
                 folder: end for folder, end in by_folder.items() if end.ending not in (Deferral.BUSY, Ending.STOPPED)
             }
-            if clock.late and (busy or is_stopped):
+            if is_late and (busy or is_stopped):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
             if is_stopped:
                 return Ending.STOPPED, ""

@@ -177,6 +177,9 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
             beside = (request.file.parent / file for file in files)
             paths = (file if file.exists() else Path("PATH", file.name) for file in beside)
             words = " ".join(f"--plugin {shlex.quote(str(path))}" for path in paths)
+            # Options of an unknown component are checked as those of the one with the nearest name.
+            unknown = {item.path[:-1] for item in problems if re.match(r"no \w+ called '", item.message)}
+            problems = [item for item in problems if item.path[:-1] not in unknown]
             problems = [*problems, Problem(str(request.baseline), 0, 0, f"it was accepted with {words}; add this")]
         raise SpecError(problems) from None
 

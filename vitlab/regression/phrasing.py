@@ -33,7 +33,7 @@ def render_check(result: CheckResult, form: str) -> str:
         _number(column, "baseline", "old", rank=2),
         _number(column, "candidate", "new", rank=2),
         _number(column, "worse by", "worse_by"),
-        _number(column, "at most", "worst"),
+        _number(column, "at most (alone)", "worst"),
         _number(column, "margin", "margin"),
         _number(column, "p (adjusted)", "p_adjusted", rank=1),
         column("seeds", lambda cell: str(cell.n), rank=3),
