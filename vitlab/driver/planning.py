@@ -106,10 +106,9 @@ def plan_study(
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
     study, document, problems = _read_and_check_study(file, changes, loaded, out)
-    from vitlab.data.prepare import DataSource, data_info
+    from vitlab.data.prepare import data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning.expand import Machine, make_plan
-    from vitlab.planning.sources import notes_on_short_ema
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
@@ -130,13 +129,21 @@ def plan_study(
     if study.run.tracker.options:
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     _require_whole_batches(plan, study.run, document)
-    about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-    about_data = *_check_data_and_collect_notes(plan, document), *missing
-    notes = (*plan.notes, *about_averages, *about_data, *notes_on_unused_mps(study.run.device))
+    notes = (*plan.notes, *_notes_on_data_and_averages(plan, document, store), *notes_on_unused_mps(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _notes_on_data_and_averages(plan: Plan, document: Document, store: Store) -> list[str]:
+    """Return notes on the data of this machine, and on averages of weights by their number of images."""
+    from vitlab.data.prepare import DataSource
+    from vitlab.planning.sources import notes_on_short_ema
+
+    about_data = _check_data_and_collect_notes(plan, document)
+    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
+    about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
+    return [*about_averages, *about_data, *missing]
 
 
 def _attribute_problems_to_changes(

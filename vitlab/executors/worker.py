@@ -21,6 +21,7 @@ process a machine: ``torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d 
 """
 
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -99,25 +100,20 @@ def run_job(
             ending is then ``stopped``.
         report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
-    steps, deadline, is_late = 0, math.inf, False  # of an attempt
 
     def count_step_and_check_stop() -> bool:
-        """Count a step and return True if the attempt has to stop."""
-        nonlocal steps, is_late
-        steps += 1
-        if steps == 1:
+        if next(steps) == 1:
             report_stage("begun")
-        is_late = time.monotonic() > deadline
-        return is_late or stop()
+        return time.monotonic() > deadline or stop()
 
     try:
         execute = import_object(job.runner, "execute")
         all_ends = _stored_ends(job.folders, job.settings.keep)  #: of the trials that have ended, by folder
         while remaining := tuple(item for item in job.trials if item.folder not in all_ends):
-            steps, is_late = -1, False
-            deadline = time.monotonic() + (math.inf if job.timeout_s is None else job.timeout_s)
+            steps, deadline = itertools.count(), time.monotonic() + (job.timeout_s or math.inf)
             report_stage("tries")
             ends = execute(replace(job, trials=remaining), count_step_and_check_stop)
+            is_late = time.monotonic() > deadline
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == Deferral.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]
