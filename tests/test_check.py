@@ -85,7 +85,7 @@ def short_trainings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlab.report.write", lambda *_: [])
         patch.setattr("vitlab.regression.gate.doubt_if_at_chance", lambda cell, *_: cell)
-        patch.setattr("vitlab.regression.check.rev_parse", lambda *_: "")  # temporary folders may be in a repository
+        patch.setattr("vitlab.regression.check.git_output", lambda *_: "")  # temporary folders may be in a repository
         patch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "")
         yield
 

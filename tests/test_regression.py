@@ -587,7 +587,7 @@ def test_junit_is_valid_for_jenkins() -> None:
 
 def test_junit_counts_failures() -> None:
     suite = ElementTree.fromstring(render_junit(CHECKED, "vitlab ab"))
-    assert suite.get("name") == f"vitlab ab {CHECKED.study}"
+    assert suite.get("name") == "vitlab ab"
     assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
     assert len(suite.findall("testcase")) == 4
     assert [case.get("classname") for case in suite if case.find("failure") is not None] == ["a|b"]

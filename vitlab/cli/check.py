@@ -182,8 +182,8 @@ def _print_check_and_exit(
         click.echo(render(output_format).rstrip())
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        command = f"vitlab {click.get_current_context().info_name}"
-        junit.write_text(phrasing.render_junit(checked, command), encoding="utf-8")
+        text = phrasing.render_junit(checked, f"vitlab {click.get_current_context().info_name} {checked.study}")
+        junit.write_text(text, encoding="utf-8")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(str(render("md")))

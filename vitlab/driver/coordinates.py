@@ -96,7 +96,7 @@ def check_coordinates(
 
     results = []
     for kind, by_width in trials.items():
-        say(f"{kind}: training {format_count(seeds, 'seed')} at each of {format_count(len(widths), 'width')}")
+        say(f"{kind}: training {format_count(seeds, 'seed')} at each width")
         make = partial(_make_training, by_width)
         results.append(Coordinates(kind, measure_changes_by_width(make, widths, range(seeds), steps)))
     return results

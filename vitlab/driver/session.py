@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
@@ -20,8 +20,6 @@ from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner_and_driver
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
-
-T = TypeVar("T")
 
 POLL_S = 0.5  #: polling interval while another driver runs the study
 
@@ -73,7 +71,7 @@ class Session:
         return tuple(str(Path(plugin).resolve()) for plugin in self.plugins)
 
 
-def iterate_with_time_left(what: str, items: Sequence[T], watch: Watch) -> Iterator[T]:
+def iterate_with_time_left(what: str, items: Sequence[Any], watch: Watch) -> Iterator[Any]:
     """Yield items, and show each as ``what 2 of 5`` until the next, with the time that is left."""
     began, total = time.monotonic(), len(items)
     for number, item in enumerate(items):

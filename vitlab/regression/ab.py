@@ -35,8 +35,10 @@ VERDICTS: Mapping[str, CheckVerdict] = {
     Verdict.REFUSED: "inconclusive",
 }
 """Verdicts as a check has them; the others pass."""
-VERSIONS = "import json; from vitlab.regression import check; print(json.dumps(check.installed_versions()))"
-"""A program that prints the installed versions that determine a trial's numbers."""
+VERSIONS = (
+    "import json; from vitlab.runner.circumstances import versions; print(json.dumps({**versions(), 'vitlab': ''}))"
+)
+"""A program that prints the installed versions that determine a trial's numbers and that its code does not cover."""
 
 
 def compare_revisions(

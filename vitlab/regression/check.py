@@ -180,7 +180,7 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
             # Options of an unknown component are checked as those of the one with the nearest name.
             unknown = {item.path[:-1] for item in problems if re.match(r"no \w+ called '", item.message)}
             problems = [item for item in problems if item.path[:-1] not in unknown]
-            problems = [*problems, Problem(str(request.baseline), 0, 0, f"it was accepted with {words}; add this")]
+            problems.append(Problem(str(request.baseline), 0, 0, f"it was accepted with {words}; add this"))
         raise SpecError(problems) from None
 
 
@@ -213,14 +213,14 @@ def _note_other_versions(plan: Plan, baseline: Baseline) -> list[str]:
     """Return a note if the baseline was trained under other versions of what determines a trial's numbers."""
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
     here, then = (
-        dict(ChainMap(*imported, installed_versions())),
+        dict(ChainMap(*imported, _installed_versions())),
         {} if baseline.values is None else baseline.values.versions,
     )
     recorded, differing = gate.differing_versions(then, here), gate.differing_versions(here, then)
     return [f"the baseline was trained under {recorded}, and this environment has {differing}"] * bool(recorded)
 
 
-def installed_versions() -> dict[str, str]:
+def _installed_versions() -> dict[str, str]:
     """Return the installed versions that determine a trial's numbers, without vitlab itself."""
     from vitlab.runner.circumstances import versions
 
@@ -232,7 +232,7 @@ def _versions_to_record(request: CheckRequest, study: Study) -> Mapping[str, str
     _, plan = request.plan(changes_with_own_name_and_seeds("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
-    installed = installed_versions()
+    installed = _installed_versions()
     return installed if gate.differing_versions(recorded, installed) else {}
 
 

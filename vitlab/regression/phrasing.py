@@ -103,9 +103,9 @@ def render_json(result: CheckResult, report: Report | None = None) -> str:
     return json.dumps(json.loads(json.dumps(document), parse_constant=lambda _: None), indent=1)
 
 
-def render_junit(result: CheckResult, command: str) -> str:
+def render_junit(result: CheckResult, name: str) -> str:
     """Return JUnit XML: a test case for each check of an arm and each cell; inconclusive ones are skipped."""
-    suite = ElementTree.Element("testsuite", name=f"{command} {result.study}", errors="0")
+    suite = ElementTree.Element("testsuite", name=name, errors="0")
     children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
     for item in _list_findings(result):
         arm, name, message = map(formats.replace_controls, (item.arm or "plan", item.check, item.sentence))
