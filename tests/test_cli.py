@@ -157,7 +157,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
 )
 def test_run_prints_command_that_opens_the_study_or_address_of_server(start_command: str, line: str) -> None:
     plan = Plan("tiny", "", (), (), spec.Analysis())
-    answer = Answer(plan, Store(Path("out")), 1, 0, 0, "MLflow", "http://server/#/experiments/1", 0, start_command)
+    answer = Answer(plan, Store(Path("out")), 1, 0, 0, "MLflow", "http://server/#/experiments/1", start_command)
     assert cli_run._format_run_summary(answer).splitlines()[-1] == line
 
 
