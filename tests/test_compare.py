@@ -109,7 +109,7 @@ def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
 
 @pytest.mark.slow
 def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the frame or some of its rows; other columns, and what was changed in place, are shown by pandas."""
+    """What is selected of the frame, and what was changed in place, is shown as numbers."""
     monkeypatch.setenv("COLUMNS", "80")
     table = vitlab.compare("old", "new", out=out)
     lines = str(table).splitlines()
@@ -118,21 +118,14 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     mean, sd = 100 * np.mean(NEW["<b>=1"]), 100 * np.std(NEW["<b>=1"], ddof=1)
     assert f"{mean:.1f} ± {sd:.1f}" in row and f" {MINUS}2.4 [" in row and row.endswith("worse (exploratory)")
     assert repr(pickle.loads(pickle.dumps(table))) == repr(table)
-    plain = pd.DataFrame(table)
-    assert repr(table.copy()) == repr(table)
-    worse = str(table[table["verdict"] == "worse"])
-    assert max(map(len, worse.splitlines())) <= 80 and row.split() in [line.split() for line in worse.splitlines()]
-    assert re.search(r"(?m)^ arm ", worse) and "old: <b>=1 (baseline)" in worse and "old: baseline" not in worse
-    both = str(table.sort_values("arm", ascending=False).reset_index(drop=True))
-    assert re.findall(r"(?m)^ ((?:old|new): \S+)", both) == sorted(table["arm"], reverse=True)
-    assert "<td>" in table[table["verdict"] == "worse"]._repr_html_()
-    columns = ["arm", "n"]
-    mixed = pd.concat([table, table.assign(n=0)])
-    assert repr(table[table["n"] < 0]) == "no arms"
-    for derived in (table[columns], table.describe(), mixed, table.T, table.groupby("n").sum()):
-        assert repr(derived) == repr(pd.DataFrame(derived)), derived.columns
+    worse = table[table["verdict"] == "worse"]
+    names, numbers, _, columns = str(worse).split("\n", 3)
+    assert names.split() == [*("arm", "mean", "sd", "verdict"), *("difference", "difference_low", "difference_high")]
+    assert "new: <b>=1" in numbers and columns == f"columns: {', '.join(table)}" and "<td>" in worse._repr_html_()
+    chosen = table[["arm", "n"]]
+    assert repr(chosen) == repr(pd.DataFrame(chosen))
     table["mine"] = 1
-    assert repr(table) == repr(plain.assign(mine=1)) and table._repr_html_() == plain.assign(mine=1)._repr_html_()
+    assert str(table).splitlines()[0].endswith("mine") and "mine" in table._repr_html_()
     results = vitlab.results("old", out=out)
     assert re.match(r" +arm +seed +status +wall_s +val/accuracy\n", str(results)), "and no test metric"
     assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"

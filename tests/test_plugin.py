@@ -259,13 +259,15 @@ def test_failing_plugin_file_leaves_nothing_and_can_be_fixed(tmp_path: Path) -> 
     assert norm.resolve_choice("halved").plain() == {"type": "halved", "by": 0.5}
 
 
-def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
+def test_failing_edit_leaves_nothing_until_it_is_mended(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     first = registry.load_file(file)
     write(file, by=0.125, after="\nraise RuntimeError('half way')\n")
     with pytest.raises(BrokenComponent):
         registry.load_file(file)
-    assert norm.resolve_choice("halved").origin == first
+    assert "halved" not in norm.names()
+    write(file)
+    assert registry.load_file(file) == first == norm.resolve_choice("halved").origin
 
 
 def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:

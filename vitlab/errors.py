@@ -8,7 +8,8 @@ VitlabError                  exit code 3
 │   ├── OptionError          a component does not accept these options
 │   ├── GeometryError        sizes that do not divide
 │   ├── DataError            a data set is missing, or its files are not as expected
-│   └── WeightsError         a checkpoint that cannot be read or does not fit
+│   ├── WeightsError         a checkpoint that cannot be read or does not fit
+│   └── UnknownName          a mapping returned by vitlab has no such name; also a KeyError
 ├── BrokenComponent          exit code 3: a plugin that fails to import or breaks the contract of its slot
 ├── Refused                  exit code 4: the code or the versions are not the plan's; plan again
 ├── TrialFailed              exit code 4: trials failed or are missing
@@ -32,7 +33,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import ClassVar, TextIO
+from typing import Any, ClassVar, TextIO
 
 Path = tuple[str | int, ...]
 """A place in a YAML document: the keys and indices that lead to it."""
@@ -224,6 +225,17 @@ class Interrupted(VitlabError):
 
     exit_code = 130
     kind = "interrupted"
+
+
+class UnknownName(UserError, KeyError):
+    """A name that an object of Python does not have."""
+
+
+class ByName(dict[str, Any]):
+    """Parts of an object by their names, for whom an unknown name is answered by those that there are."""
+
+    def __missing__(self, name: object) -> Any:
+        raise UnknownName(f"no '{name}' here.{nearest(str(name), self)} Names: {', '.join(self) or 'none'}.")
 
 
 SYNONYMS: Mapping[str, str] = {

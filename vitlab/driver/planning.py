@@ -34,6 +34,7 @@ from vitlab.planning.tune import decide_tuning
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry import slot
 from vitlab.registry.options import check_arguments
+from vitlab.registry.slots import UNVERSIONED
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
@@ -128,6 +129,8 @@ def plan_study(
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
+    if problems := [document.problem(*each) for each in _components_of_this_process_alone(plan, study.run, plugins)]:
+        raise SpecError(problems)
     _require_whole_batches(plan, study.run, document)
     notes = (*plan.notes, *_notes_on_data_and_averages(plan, document, store), *notes_on_unused_mps(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
@@ -342,6 +345,26 @@ def _component_file_modules(study: Study | None, loaded: Sequence[registry.Origi
             if slot("executor").get(study.run.executor.type).in_driver:
                 return frozenset(registry.plugins.files)
     return frozenset(map(registry.plugins.file_module_name, loaded))
+
+
+def _components_of_this_process_alone(
+    plan: Plan, run: RunSpec, plugins: Sequence[str | Path]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a mistake for each component of a plan that is defined where the executor's workers do not find it."""
+    trials = [*plan.prerequisites, *(item.trial for item in _all_trials(plan))]
+    for origin in sorted({origin for trial in trials for origin in trial.origins}):
+        component, source, version = origin.rsplit(" ", 2)
+        name, is_main = component.replace(":", " '", 1), source == "__main__"
+        # A plugin file may import another module, which the workers then find, too.
+        if version != UNVERSIONED or (plugins and not is_main) or slot("executor").get(run.executor.type).in_driver:
+            continue
+        where = "this notebook or script" if is_main else f"module {source}"
+        yield (
+            ("run", "executor"),
+            f"{name}' is defined in {where}, which the workers of executor '{run.executor.type}' do not import; give "
+            "them a file by --plugin FILE (in Python plugins=['FILE']) or a package with an entry point, or set "
+            "run.executor: inline",
+        )
 
 
 def _count_cost(choice: Choice | Tree, info: DataInfo) -> Cost:

@@ -181,6 +181,8 @@ class Schedule:
             successor = self._make_retry(end.job, ending, self._endings[folder][ending])
             if ending == Ending.REFUSED:
                 self._refusals.append(detail)
+                with suppress(OSError):  # the run ends with the reason all the same
+                    TrialFolder(folder).write_failure(detail, kind=ending)
             elif successor is not None:
                 # Otherwise the next driver would skip the trial, should this one die.
                 TrialFolder(folder).clear_failure()

@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate
 
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
-from vitlab.errors import UserError
+from vitlab.errors import ByName, UserError
 from vitlab.explaining import measures, pictures
 from vitlab.explaining.attribution import integrated_gradients, patch_grid
 from vitlab.explaining.capture import capture
@@ -185,9 +185,9 @@ def explain(
     return Explanation(
         subject,
         image_HWC.double().numpy(),
-        maps,
+        ByName(maps),
         captured.no_maps,
-        heads,
+        ByName(heads),
         distance_LH,
         uniform,
         norms,

@@ -8,31 +8,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.judging.files import POINT, Remarks, shortlist, word_set
-from vitlab.planning.values import declared_metric
-from vitlab.report.frame import GROUPS
 from vitlab.spec.choice import Goal, Unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
 HIGHER = word_set(
-    "acc accuracy f1 auc auroc auprc iou miou dice precision prec recall sensitivity specificity psnr ssim bleu r2 mcc"
-    " kappa throughput fps speedup"
+    "acc accuracy f1 auc auroc auprc map knn iou miou dice precision prec recall sensitivity specificity psnr ssim bleu"
+    " r2 mcc kappa throughput fps speedup"
 )
 LOWER = word_set(
     "loss err error errors ece mce fid kid lpips wer cer nll perplexity ppl mse rmse brier latency time duration"
     " runtime flops macs params parameters memory"
 )
 """Words that say by themselves in which direction a metric is better."""
-QUALIFIERS: dict[str, Goal] = {**dict.fromkeys(("top1", "top3", "top5", "top10"), "max"), "mae": "min"}
-"""Words that say so where no other word does; the last one counts: ``mae_top1`` is of a masked autoencoder."""
+TOP = word_set("top1 top3 top5 top10")
+"""Words of accuracies, if no other word says that a metric is of errors."""
 REVERSALS = word_set(
     "drop gap degradation delta diff difference change gain std sd var variance per ratio rank neg negative inverse"
 )
 """Words that may turn the direction of the others."""
 
 ERRORS = word_set("err error errors")
-COUNTED = word_set("acc accuracy top1 top3 top5 top10") | ERRORS
+COUNTED = word_set("acc accuracy") | TOP | ERRORS
 """Words of metrics that count images."""
 BELOW_1_PERCENT = ERRORS | word_set("ece")
 """Words of shares that are below 1 % at times, so that their values do not tell shares from percents."""
@@ -69,20 +67,10 @@ class ColumnUnit:
 def infer_goal(metric: str) -> Goal | None:
     """Return the direction in which a metric is better; None if its name does not tell."""
     name_words = split_words(metric)
-    higher, lower = (not names.isdisjoint(name_words) for names in (HIGHER, LOWER))
-    if REVERSALS.isdisjoint(name_words) and not (higher and lower):
-        if higher or lower:
-            return "max" if higher else "min"
-        if goals := [QUALIFIERS[word] for word in name_words if word in QUALIFIERS]:
-            return goals[-1]
-    group, _, name = metric.partition("/")
-    if group not in GROUPS:
+    higher, lower, top = (not names.isdisjoint(name_words) for names in (HIGHER, LOWER, TOP))
+    if not REVERSALS.isdisjoint(name_words) or (higher and lower) or not (higher or lower or top):
         return None
-    from vitlab.registry import slot  # imports torch
-
-    own = declared_metric(name, slot("metric").names())
-    goal: Goal | None = None if own is None else slot("metric").get(own).goal
-    return goal
+    return "min" if lower else "max"
 
 
 def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool, remarks: Remarks) -> ColumnUnit:

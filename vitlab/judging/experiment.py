@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -226,7 +226,8 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         leave_out(reason, status.isin(statuses), "Warning: ")
     for column in filter(None, (named.arm, named.seed)):
         leave_out(f"without '{column}'", columns[column].isna())
-    leave_out("in favour of nested runs", names.index.to_series().isin(_ancestor_runs(frame, frame.index[is_judged])))
+    parents = frame[is_judged].get("tags.mlflow.parentRunId", ())
+    leave_out("in favour of nested runs", names.index.to_series().isin(parents))
     if not is_judged.any():
         raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
     # A metric that is NaN has diverged; a run without it has failed.
@@ -262,14 +263,3 @@ def _describe_varied_params(frame: pd.DataFrame) -> str:
     keys = [key for key in column_names(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
     return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."
-
-
-def _ancestor_runs(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
-    """Return the ids of all runs in which some runs are nested."""
-    parents = frame.get("tags.mlflow.parentRunId", frame.index.to_series()).dropna()
-    ancestors: set[str] = set()
-    for run in runs:
-        while (parent := parents.get(run, run)) != run and parent not in ancestors:
-            ancestors.add(parent)
-            run = parent
-    return ancestors

@@ -261,7 +261,7 @@ DIVERGED = word_set("diverged inf +inf -inf infinity")
 FAILED = LOST | word_set("- -- --- \u2013 \u2014 ? n.a. n/a #n/a na nan null none <na> missing") | {""}
 """Cells of a metric that say that a training has no value, in lower case."""
 ENDED = word_set("done finished complete completed success succeeded successful ok")
-UNENDED = word_set("running pending queued scheduled missing")
+UNENDED = word_set("running pending queued scheduled preempting paused missing")
 """Cells of a status, beside ``LOST`` and ``diverged``."""
 FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 """Cells of a column that is called as one of ``LOST``, or diverged."""

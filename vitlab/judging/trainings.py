@@ -63,7 +63,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
             f"{shortlist(numbers) or 'none'}."
         )
     elif columns.arm is not None:
-        to_find[metric] = sorted(names, key=lambda name: name not in numbers)
+        to_find[metric] = [*dict.fromkeys([*numbers, *names])]
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
@@ -273,8 +273,9 @@ def _drop_running_and_mask_failed(
 ) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
     cells, name = column_to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
-    # A column such as 'crashed' is true or false.
-    if name in files.LOST | files.DIVERGED and cells.isin(files.FLAGS).all():
+    if name in files.LOST | files.DIVERGED:
+        if not cells.isin(files.FLAGS).all():  # such as 'failure', which holds sentences
+            return frame
         cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})
     is_known = cells.isin(files.ENDED | files.UNENDED | files.LOST | files.DIVERGED)
     if not is_known.any():

@@ -25,7 +25,7 @@ def load_file(file: Path | str) -> Origin:
     """Run a Python file that registers components in this process.
 
     A file whose code has not changed is run once.  An edited file is run again, and its components replace those it
-    registered before.  A file that fails changes nothing.
+    registered before.  A file that fails registers nothing.
 
     Raises:
         UserError: if there is no Python file of that name.
@@ -48,7 +48,8 @@ def load_file(file: Path | str) -> Origin:
         return origin
     if path.suffix != ".py":
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
-    replaced = remove_origin(_origins[path]) if path in _origins else []
+    if path in _origins:
+        remove_origin(_origins.pop(path))
     name = plugins.file_module_name(origin)
     plugins.files[name] = PluginFile(path, origin, text)
     spec = spec_from_file_location(name, path)
@@ -64,8 +65,6 @@ def load_file(file: Path | str) -> Origin:
         del sys.modules[name]
         remove_origin(origin)
         del plugins.files[name]
-        for slot, component_name, component in replaced:
-            slot.add_component(component_name, component, _origins[path])
         if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
             raise
         raise BrokenComponent(f"plugin file {file} failed: {message}") from error

@@ -37,6 +37,8 @@ from vitlab.spec.mistakes import NESTED, collect_mistakes, foreign_model_hint
 from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
+UNVERSIONED = "unversioned"
+"""Version of a component that a notebook, a script or an imported module has registered, for this process alone."""
 
 _slots: list[Slot[Any]] = []  # all slots that are imported
 
@@ -133,9 +135,10 @@ class Slot(Generic[T]):
             for file in dict.fromkeys(file.origin.source for file in plugins.files.values()):
                 own = ", ".join(own for source, own in self.components if source == file)
                 hint += f" {file} registers {own or 'nothing'} as {self.name}; @{self.name}.register('{bare}') adds it."
-            hint = hint or " If a notebook defines it, set run.executor to inline."
-            installed = f"{', '.join(names) or 'none'}{'' if plugins.files else '; --plugin FILE adds those of a file'}"
-            raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {installed}.")
+            hint = (
+                hint or " If a file defines it, add --plugin FILE; in Python, import the file, or add plugins=['FILE']."
+            )
+            raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")
@@ -294,15 +297,11 @@ def slot(name: str) -> Slot[Any]:
     return typing.cast("Slot[Any]", getattr(import_slot(name), name))
 
 
-def remove_origin(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:
-    """Remove the components of an origin from all slots, and return each with its slot and its name."""
-    removed = []
+def remove_origin(origin: Origin) -> None:
+    """Remove the components of an origin from all slots."""
     for each in _slots:
-        for (source, name), (component, its_origin) in list(each.components.items()):
-            if its_origin == origin:
-                del each.components[source, name]
-                removed.append((each, name, component))
-    return removed
+        for key in [key for key, (_, other) in each.components.items() if other == origin]:
+            del each.components[key]
 
 
 class Pick:
@@ -372,7 +371,7 @@ def _origin_of(component: type[Any]) -> Origin:
     if file := plugins.files.get(component.__module__):
         return file.origin
     package = component.__module__.partition(".")[0]
-    return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned")
+    return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, UNVERSIONED)
 
 
 def _may_replace(new: type[Any], old: type[Any]) -> bool:

@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pandas as pd
 
-from vitlab.errors import UserError, format_count, list_some, nearest
+from vitlab.errors import ByName, UserError, format_count, list_some, nearest
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
 from vitlab.report.formats import parts_to_text
@@ -28,22 +28,67 @@ SHOWN = (
     *("train_images_per_s", "infer_images_per_s", "peak_bytes"),
 )
 """Columns of sections that their text shows."""
+OF_ARMS = ("arm", "mean", "sd", "difference", "difference_low", "difference_high", "verdict")
+"""Columns of comparisons that the text of some of their rows shows."""
 
 
-class Comparison(pd.DataFrame):
-    """A frame of ``comparison.summary_rows_to_frame``, or some of its rows, shown as a report shows them."""
+class Results(pd.DataFrame):
+    """A frame whose text has the columns that most people look for, such as of :func:`vitlab.report.frame.results`.
 
-    _metadata: ClassVar[list[str]] = ["report"]
-    report: Report
+    So has the text of its rows, also with further columns; of selected columns, the text has all.
+    """
+
+    _metadata: ClassVar[list[str]] = ["others"]
+    others: Sequence[Hashable] = ()  #: the other columns
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
-        return Comparison
+        return Results
+
+    @classmethod
+    def of(cls, plan: Plan, store: Store) -> Results:
+        """Return the results of the trials of a plan."""
+        test = f"test/{plan.analysis.metric.partition('/')[2]}"
+        main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
+        return cls.from_table(frame.results(plan, store), main)
+
+    @classmethod
+    def from_table(cls, table: pd.DataFrame, shown: Sequence[str]) -> Self:
+        """Return a frame with the columns that its text shows."""
+        view = cls(table)
+        view.others = [name for name in table if name not in shown]
+        return view
+
+    def _shown_columns_and_note(self) -> tuple[pd.DataFrame, str]:
+        """Return the columns that are shown, and a line that names all if these are fewer."""
+        if self.others and set(self.others) < set(self):
+            return pd.DataFrame(self.drop(columns=self.others)), f"columns: {', '.join(map(str, self))}"
+        return pd.DataFrame(self), ""
+
+    def __repr__(self) -> str:
+        table, line = self._shown_columns_and_note()
+        # pandas takes 80 columns for every script, and hides those that do not stand beside each other.
+        width = shutil.get_terminal_size((120, 24)).columns
+        longest = max(20, width // 2 - 2) if line else None
+        with pd.option_context("display.width", width, "display.max_columns", 20, "display.max_colwidth", longest):
+            return f"{table}\n{line}".rstrip()
+
+    def _repr_html_(self) -> str:
+        table, line = self._shown_columns_and_note()
+        with pd.option_context("display.max_colwidth", None):
+            return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
+
+
+class Comparison(Results):
+    """A frame of ``comparison.summary_rows_to_frame``, shown as a report shows it; what is selected of it is not."""
+
+    _metadata: ClassVar[list[str]] = ["others", "report"]
+    report: Report
 
     @classmethod
     def of(cls, report: Report) -> Comparison:
         """Return the arms of a report, with its answers, notes and figures."""
-        arms = cls(comparison.summary_rows_to_frame(report.arms, report.analysis))
+        arms = cls.from_table(comparison.summary_rows_to_frame(report.arms, report.analysis), OF_ARMS)
         arms.report = report
         return arms
 
@@ -95,105 +140,32 @@ class Comparison(pd.DataFrame):
         """
         return self.report.render(format)
 
-    def _report_of_selected_arms(self) -> Report | None:
-        """Return the report of the arms in the frame and their baselines; None if anything but the rows was changed."""
-        report: Report | None = getattr(self, "report", None)  # frames that pandas joins have none
-        if report is None or "arm" not in self:
-            return None
-        arms = {row["arm"]: row for row in report.arms}
-        rows = [arms[name] for name in self["arm"] if name in arms]
-        if not rows or not self.reset_index(drop=True).equals(comparison.summary_rows_to_frame(rows, report.analysis)):
-            return None
-        beside = {row["baseline"] for row in rows} - {*self["arm"]}
-        return replace(report, question="", arms=[*(arms[name] for name in arms if name in beside), *rows])
-
     @property
-    def _main_answers(self) -> list[str]:
-        return self.report.main_answers if len(self) == len(self.report.arms) else []
+    def _is_changed(self) -> bool:
+        """Whether the frame was changed in place, so that the report does not show it."""
+        return not self.equals(comparison.summary_rows_to_frame(self.report.arms, self.report.analysis))
 
     def __repr__(self) -> str:
-        """Return the answers and a table of few columns, fitted to the terminal; of some arms, the table alone."""
-        if not len(self) and "arm" in self:
-            return "no arms"
-        selected = self._report_of_selected_arms()
-        if selected is None:
+        """Return the answers and a table of few columns, fitted to the terminal."""
+        if self._is_changed:
             return super().__repr__()
-        table = paper_table(selected)
+        table = paper_table(replace(self.report, question=""))
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
         shown = (table.columns, table.caption) if table.columns[0].cells else ()
-        return parts_to_text(*self._main_answers, *shown, more).rstrip()
+        return parts_to_text(*self.report.main_answers, *shown, more).rstrip()
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        selected = self._report_of_selected_arms()
-        if selected is None:
-            return super()._repr_html_()  # type: ignore[misc, no-any-return]
-        table = arm_columns(selected.arms, selected.analysis, selected.scale)
+        if self._is_changed:
+            return super()._repr_html_()
+        table = arm_columns(self.report.arms, self.report.analysis, self.report.scale)
         shown = pd.DataFrame({column.title: column.cells for column in table})
         with pd.option_context("display.max_colwidth", None):
             cells = shown.to_html(index=False, border=0)
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.report.main_answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
         return f"<div><ul>{answers}</ul>{cells * bool(len(shown))}{notes}</div>"
-
-
-class Results(pd.DataFrame):
-    """A frame whose text has the columns that most people look for, such as of :func:`vitlab.report.frame.results`.
-
-    So has the text of its rows, also with further columns; of selected columns, the text has all.
-    """
-
-    _metadata: ClassVar[list[str]] = ["others"]
-    others: Sequence[Hashable] = ()  #: the other columns
-
-    @property
-    def _constructor(self) -> type[pd.DataFrame]:
-        return Results
-
-    @classmethod
-    def of(cls, plan: Plan, store: Store) -> Results:
-        """Return the results of the trials of a plan."""
-        test = f"test/{plan.analysis.metric.partition('/')[2]}"
-        main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
-        return cls.from_table(frame.results(plan, store), main)
-
-    @classmethod
-    def from_table(cls, table: pd.DataFrame, shown: Sequence[str]) -> Results:
-        """Return a frame with the columns that its text shows."""
-        view = cls(table)
-        view.others = [name for name in table if name not in shown]
-        return view
-
-    def _shown_columns_and_note(self) -> tuple[pd.DataFrame, str]:
-        """Return the columns that are shown, and a line that names all if these are fewer."""
-        if self.others and set(self.others) < set(self):
-            return pd.DataFrame(self.drop(columns=self.others)), f"columns: {', '.join(map(str, self))}"
-        return pd.DataFrame(self), ""
-
-    def __repr__(self) -> str:
-        table, line = self._shown_columns_and_note()
-        # pandas takes 80 columns for every script, and hides those that do not stand beside each other.
-        width = shutil.get_terminal_size((120, 24)).columns
-        longest = max(20, width // 2 - 2) if line else None
-        with pd.option_context("display.width", width, "display.max_columns", 20, "display.max_colwidth", longest):
-            return f"{table}\n{line}".rstrip()
-
-    def _repr_html_(self) -> str:
-        table, line = self._shown_columns_and_note()
-        with pd.option_context("display.max_colwidth", None):
-            return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
-
-
-class UnknownName(UserError, KeyError):
-    """A name that the report does not have."""
-
-
-class ByName(dict[str, Any]):
-    """Parts of a report by the name of their section."""
-
-    def __missing__(self, name: str) -> Any:
-        raise UnknownName(f"the report has no '{name}' here.{nearest(name, self)} Names: {', '.join(self) or 'none'}.")
 
 
 class Tables(ByName):

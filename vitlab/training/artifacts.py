@@ -50,7 +50,7 @@ class Transform:
             images: One PIL image, a sequence of them, or a uint8 tensor of shape (C, H, W) or (B, C, H, W).
 
         Raises:
-            TypeError: For a tensor of another dtype, which may be normalised already.
+            TypeError: For a tensor of another dtype, which may be normalised already, and for anything else.
         """
         if isinstance(images, Tensor):
             if images.dtype != torch.uint8:
@@ -104,6 +104,8 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
 
 def _picture_to_uint8_1CHW(picture: Image) -> Tensor:
     """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
+    if not hasattr(picture, "convert"):
+        raise TypeError(f"an image is one of PIL, or a tensor of uint8; found {type(picture).__name__}")
     pixels_HWC = np.atleast_3d(np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
     return torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None].contiguous()
 
