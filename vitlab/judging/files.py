@@ -21,6 +21,7 @@ import click
 import numpy as np
 
 from vitlab.errors import Problem, UserError, format_count, list_some
+from vitlab.spec.mistakes import value_in_words
 from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
 
@@ -96,7 +97,7 @@ def frame_to_table(frame: pd.DataFrame) -> Table:
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        raise UserError(f"results: a frame, the path of a table or a URI is allowed; found a {type(frame).__name__}")
+        raise UserError(f"results: a frame, the path of a table or a URI is allowed; found {value_in_words(frame)}")
     if frame.columns.nlevels > 1:
         raise UserError("results: columns have several levels; give each one name")
     if frame.empty:
@@ -154,6 +155,10 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     if not any(headers.values()):
         raise ValueError("it is empty")
     delimiter, header = max(headers.items(), key=lambda item: len(item[1]))
+    if re.fullmatch(r"\w+(?:[ :^~]+\w+)+", ",".join(header)):
+        raise ValueError(
+            "its header has one column; write commas, semicolons, tabs or bars, or say sep=: in a first line"
+        )
     # A row may begin with '#', such as the row of an arm called '#1'; a comment has fewer cells.
     cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
     text, comments = re.subn(rf"(?m)^#(?!{cells}).*", "", text)
@@ -188,8 +193,8 @@ def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 value += [json.loads(line)] if line.strip() else []
-            except ValueError as wrong:
-                raise ValueError(f"line {number}: {wrong}") from None
+            except json.JSONDecodeError as wrong:
+                raise ValueError(f"line {number}: {wrong.msg}") from None
     if isinstance(value, dict) and all(isinstance(cells, dict | list) for cells in value.values()):
         try:
             return _index_to_columns(pd.DataFrame(value))

@@ -257,18 +257,9 @@ def _with_judged_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], qu
 
 def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
     """Return trainings as a frame of :func:`vitlab.report.frame.results`."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            "arm": frame["arm"].astype("string").array,
-            "baseline": frame["arm"].map(compared).astype("string").array,
-            "seed": frame["seed"].array,
-            "trial": np.arange(len(frame)),
-            "status": frame["status"].array,
-            column: frame["value"].array,
-        }
-    )
+    own = frame[["arm", "seed", "status", "value"]].rename(columns={"value": column})
+    own = own.assign(baseline=frame["arm"].map(compared), trial=np.arange(len(frame)))
+    return own.astype({"arm": "string", "baseline": "string"})
 
 
 def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: float | None) -> Iterator[str]:

@@ -20,7 +20,7 @@ from vitlab.models.contract import Model, NewState, State, weights_digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.tree import parse_as
-from vitlab.store.files import read_json, require_mapping, sort_safetensors_metadata, write_bytes
+from vitlab.store.files import read_json, require_mapping, sort_safetensors_header, write_bytes
 from vitlab.store.folders import TrialFolder
 
 HEADER, DIGEST = "vitlab", "sha256"
@@ -53,7 +53,7 @@ def write_weights(file: Path, state: State, input_spec: InputSpec) -> None:
     # Copies, since the format rejects shared memory.
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
     data = safetensors.torch.save(own, {HEADER: header, DIGEST: hash_text(header)})
-    write_bytes(file, sort_safetensors_metadata(data), fsync=False)
+    write_bytes(file, sort_safetensors_header(data), fsync=False)
 
 
 def read_safetensors(file: Path) -> tuple[NewState, Mapping[str, str]]:

@@ -123,10 +123,9 @@ class Slot(Generic[T]):
         """
         # The name of a plugin file may hold a colon, that of a component none.
         source, _, bare = name.rpartition(":")
-        points = {plugins.dist_name(point): point for point in plugins.slot_points(self.name) if point.name == bare}
         sources = self._sources_offering(bare)
         if source:
-            sources &= {source}
+            sources = {where: point for where, point in sources.items() if where == source}
         if not sources:
             names = self.names()
             alike = " or ".join(f"'{each}'" for each in names if bare and bare in each)
@@ -142,14 +141,14 @@ class Slot(Generic[T]):
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
             raise ClashError(f"{self.name} '{bare}' is offered by {' and '.join(sorted(sources))}; write {qualified}.")
-        where = sources.pop()
+        [(where, point)] = sources.items()
         if (where, bare) not in self.components:
-            if where == BUILT_IN:
+            if point is None:
                 # Taken from the module rather than from what its import registers, which happens once per process.
                 place = built_ins(self.name)[bare]
                 self.add_component(bare, import_object(place.module, place.cls), BUILTIN_ORIGIN)
             else:
-                self._load_entry_point(points[where])
+                self._load_entry_point(point)
         component, origin = self.components[where, bare]
         # A notebook may have reloaded the module since; in a file, another class may have the same name.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
@@ -170,11 +169,11 @@ class Slot(Generic[T]):
         sources = self._sources_offering(name)
         return f"{BUILT_IN}:{name}" if BUILT_IN in sources and len(sources) > 1 else name
 
-    def _sources_offering(self, bare: str) -> set[str]:
-        """Return the sources that offer a name."""
-        known = {source for source, name in self.components if name == bare}
-        installed = {plugins.dist_name(point) for point in plugins.slot_points(self.name) if point.name == bare}
-        return known | installed | ({BUILT_IN} if bare in built_ins(self.name) else set())
+    def _sources_offering(self, bare: str) -> dict[str, EntryPoint | None]:
+        """Return the sources that offer a name, each with the entry point that it is imported by, if it has one."""
+        own = [BUILT_IN] * (bare in built_ins(self.name)) + [source for source, name in self.components if name == bare]
+        points = {plugins.dist_name(point): point for point in plugins.slot_points(self.name) if point.name == bare}
+        return {**dict.fromkeys(own), **points}
 
     def _load_entry_point(self, point: EntryPoint) -> None:
         origin = plugins.dist_origin(point)

@@ -230,13 +230,14 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     from vitlab.report.notebook import Results
 
     plan, store = open_study(path, out=out)
-    stored = {
-        (planned.arm, planned.seed): read_stored(store.folder(planned.trial).predictions, pd.read_parquet)
+    tables = [
+        stored.assign(arm=planned.arm, seed=planned.seed)
         for planned in plan.trials
-    }
-    if all(table is None for table in stored.values()):
-        return pd.DataFrame()
-    table = pd.concat(stored, names=["arm", "seed", ""]).reset_index(["arm", "seed"]).reset_index(drop=True)
+        if (stored := read_stored(store.folder(planned.trial).predictions, pd.read_parquet)) is not None
+    ]
+    if not tables:
+        return pd.DataFrame(columns=[*PREDICTIONS])
+    table = pd.concat(tables, ignore_index=True)
     kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
     table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
     table = table.astype({name: kind for name, kind in kinds.items() if kind == "string"})

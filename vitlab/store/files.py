@@ -181,17 +181,14 @@ def check_safetensors_header(file: Path) -> bool:
         raise ValueError(str(error)) from None
 
 
-def sort_safetensors_metadata(data: bytes) -> bytes:
-    """Return a safetensors file with its metadata sorted by key.
+def sort_safetensors_header(data: bytes) -> bytes:
+    """Return a safetensors file with its header sorted by key.
 
-    The library writes them in an order that changes from call to call; sorted, equal contents are equal bytes.
+    The library writes metadata in an order that changes from call to call; sorted, equal contents are equal bytes.
     """
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]))
+    end = 8 + int.from_bytes(data[:8], "little")
+    text = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return b"".join((data[:8], text.encode().ljust(end - 8), memoryview(data)[end:]))
 
 
 def append_json(path: Path, data: Any) -> None:

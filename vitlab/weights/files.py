@@ -19,7 +19,7 @@ from torch import Tensor
 from vitlab.components.base import NewState, State
 from vitlab.errors import WeightsError, first_sentence, list_some
 from vitlab.identity.trial import DESCRIPTIONS, weight_files
-from vitlab.store.files import sort_safetensors_metadata, write_bytes
+from vitlab.store.files import sort_safetensors_header, write_bytes
 
 Container = Literal["safetensors", "torch", "npz"]
 Json = Mapping[str, Any]
@@ -118,7 +118,7 @@ def write_file(file: Path, tensors: State, header: Mapping[str, str]) -> None:
     container = container_of(file)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     if container == "safetensors":
-        data = sort_safetensors_metadata(safetensors.torch.save(own, {"format": "pt", **header}))
+        data = sort_safetensors_header(safetensors.torch.save(own, {"format": "pt", **header}))
     else:
         buffer = io.BytesIO()
         if container == "torch":
