@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitlab.registry import Slot, file_loader, plugins
+from vitlab.registry import Slot, plugins
 
 
 def refusal(slot: Slot[Any], choice: Any, sizes: Any) -> str:
@@ -20,4 +20,3 @@ def keep(monkeypatch: pytest.MonkeyPatch, *slots: Slot[Any]) -> None:
     for slot in slots:
         monkeypatch.setattr(slot, "components", dict(slot.components))
     monkeypatch.setattr(plugins, "files", dict(plugins.files))
-    monkeypatch.setattr(file_loader, "_origins", dict(file_loader._origins))

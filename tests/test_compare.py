@@ -204,6 +204,12 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
     assert table.answers[0].startswith("refused: ") and "different data" in table.answers[0]
 
 
+def test_object_in_place_of_a_study_is_named_by_its_type(out: Path) -> None:
+    for wrong, name in ((vitlab.compare("old", out=out), "a Comparison"), (pd.DataFrame({"a": [1]}), "a DataFrame")):
+        with pytest.raises(UserError, match=rf"first must be a text or a path; found {name}$"):
+            vitlab.compare(wrong)
+
+
 def test_study_is_not_compared_with_itself_but_with_its_versions(out: Path) -> None:
     with pytest.raises(UserError, match=r"both are the same run of old; .* 'vitlab compare old@VERSION old', which"):
         vitlab.compare("old", "old", out=out)

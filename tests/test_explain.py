@@ -19,7 +19,7 @@ from vitlab.components.attention.softmax import SDPA
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch
-from vitlab.errors import SpecError, UserError
+from vitlab.errors import ByName, SpecError, UserError
 from vitlab.explaining import one_image, pictures
 from vitlab.explaining.attribution import integrated_gradients, patch_grid
 from vitlab.explaining.capture import capture
@@ -244,6 +244,12 @@ def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> 
     expected = 0.4 * picture + 0.6 * 255 * matplotlib.colormaps["inferno"](share.numpy())[..., :3]
     assert np.abs(over - expected).max() < 2.5, "one of 256 colours, and rounding"
     assert np.abs(over - expected).mean() < 1
+
+
+def test_unknown_map_is_answered_by_the_nearest() -> None:
+    maps = ByName(rollout_class=1, attribution=2)
+    with pytest.raises(KeyError, match=r"no 'rollout' here. Did you mean 'rollout_class'\? Names: rollout_class, attr"):
+        maps["rollout"]
 
 
 def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:

@@ -153,7 +153,7 @@ def test_full_disk_does_not_end_study(tmp_path: Path, monkeypatch: pytest.Monkey
     assert failed == 1 and ("b", "done") in ear.heard
 
 
-def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
+def test_changed_code_is_a_failure_that_the_next_run_retries(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
@@ -164,7 +164,8 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
         Schedule(alone, planned_of(work[1:2]), Session(Store(tmp_path), alone.run), work[1:2]).run_jobs()
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]
-    assert not any(TrialFolder(item.folder).failure() for item in work)
+    a, b, c = (TrialFolder(item.folder).failure() for item in work)
+    assert a is c is None and b is not None and b.kind == "refused" and b.failure and not b.has_failed_for_good
 
 
 def test_attempt_records_its_facts(tmp_path: Path) -> None:

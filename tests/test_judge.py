@@ -216,8 +216,8 @@ def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -
     file = table(tmp_path / "r.csv", rows)
     text = notes_of(file)
     assert "seeds 3, 4 have a value in one of the two alone" in text
-    assert "Warning: 1 lost seed, without a value: b, seed 3." in text and "which classes or chance tells" in text
-    assert "classes or chance" not in notes_of(file, classes=10)
+    assert "Warning: 1 lost seed, without a value: b, seed 3." in text and "by chance" in text
+    assert "by chance" not in notes_of(file, chance=10)
     doc = judge(file, metric="acc", arm="model", seed="run").report.to_json()
     difference = np.mean([94.0 - 93.1, 94.1 - 93.4, 93.7 - 92.8])
     assert doc["units"] == {"acc": "%"} and doc["arms"][1]["difference"] == pytest.approx(difference)

@@ -134,7 +134,7 @@ def test_frames_are_read_with_their_index() -> None:
         ("r.csv", "| arm | seed | acc |\n|---|---|---|\n| a | 0 | 0.5 |\n", "it seems to be a table in Markdown"),
         ("r.csv", "arm,seed,acc\na,0,0,81\na,1,0,82\n", "line 2: more cells than the header"),
         ("r.csv", "arm,seed,acc\na,0,0.81\na,1,0,82\n", "line 3: more cells than the header"),
-        ("r.csv", "arm seed acc\na 0 0.5\n", "no column 'arm'. Columns: arm seed acc."),
+        ("r.csv", "arm seed acc\na 0 0.5\n", "its header has one column; write commas, semicolons, tabs or bars"),
         ("r.csv", "vit,0,0.81\nvit,1,0.82\n", "no column 'arm'. Columns: vit; 0; 0.81."),
         ("r.csv", "arm,seed,acc,acc\na,0,0.5,0.6\n", "several columns are called 'acc'; rename all but one"),
         ("r.json", "[" * 100_000, "its brackets are nested too deeply"),
@@ -364,6 +364,10 @@ def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:
         assert note in judgement.notes
     flags = judged(tmp_path, "arm,seed,diverged,acc\na,0,False,0.8\na,1,True,0.1\na,2,False,0.82\n")
     assert counts(flags) == {"a": (2, 1, 0)} and means(flags)["a"] == pytest.approx(0.81)
+    own = judged(
+        tmp_path, "arm,seed,status,failure,acc\na,0,done,,0.8\na,1,failed,timeout,\na,2,paused,,\na,3,failed,at x:1,\n"
+    )
+    assert counts(own) == {"a": (1, 0, 2)}, "as vitlab.results has them"
 
 
 def test_cells_of_a_table_with_a_column_per_arm(tmp_path: Path) -> None:
@@ -501,13 +505,10 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
             assert message in refusal(tmp_path, content, metric=metric, margin=margin)
 
 
-def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
+def test_lost_seeds_are_judged_with_chance(tmp_path: Path) -> None:
     for factor, options, chance in (
         (1, {"chance": 0.2}, 0.2),
-        (1, {"classes": 10}, 0.1),
-        (100, {"classes": 10}, 10),
-        (100, {"classes": 1000, "metric": "top5"}, 0.5),
-        (100, {"classes": 10, "metric": "err"}, 90),
+        (100, {"chance": 90, "metric": "err"}, 90),
     ):
         metric = options.get("metric", "acc")
         content = scaled(factor, metric=metric).replace("rope,1,", "rope,1,nan").replace("nan93", "nan")
@@ -515,10 +516,7 @@ def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
         row = judged(tmp_path, content, **{"metric": metric, **options}).iloc[1]
         assert (row["broken"], row["chance"]) == (1, pytest.approx(chance))
     for options, message in (
-        ({"chance": 0.2, "classes": 10}, "chance and classes say the same"),
         ({"chance": 2}, "chance 2 is no value of 'acc'"),
-        ({"classes": 1}, "classes 1: a number from 2 is allowed"),
-        ({"classes": 10, "metric": "loss"}, "classes: what guesses reach in 'loss' does not follow from it"),
         ({"images": 100, "metric": "loss"}, "images: the step of 'loss' does not follow"),
         ({"images": 0}, "images 0: a number from 1 to 10^12 is allowed"),
         ({"images": 10**400}, "a number from 1 to 10^12 is allowed"),

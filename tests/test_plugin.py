@@ -17,10 +17,11 @@ import pytest
 import slot_fixtures
 import torch
 
+import vitlab
 from vitlab import errors, registry
 from vitlab.cli.show import study_schema
 from vitlab.components.norm import norm
-from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, UserError
+from vitlab.errors import BrokenComponent, ClashError, OptionError, SpecError, UnknownComponent, UserError
 from vitlab.geometry import Geometry
 from vitlab.registry import Slot, plugins, slot
 from vitlab.testing import check_component, components
@@ -211,6 +212,26 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     assert registry.load_file(str(file)) == origin  # loading it twice registers it once
     with pytest.raises(OptionError, match=r"no option 'bye'. Did you mean 'by'"):
         norm.resolve_choice({"type": "halved", "bye": 1})
+
+
+@pytest.mark.parametrize("module", ["__main__", "elsewhere"])
+def test_component_that_workers_cannot_import_is_refused_at_planning(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot_fixtures.keep(monkeypatch, norm)
+    norm.register("own")(type("Own", (norm.get("layernorm"),), {"__module__": module, "__doc__": "Own."}))
+    changes = {"model.norm": "own", "run.executor": "local"}
+    with pytest.raises(
+        SpecError, match=r"norm 'own' is defined in .* executor 'local' do not import; give them a file"
+    ):
+        vitlab.plan("quickstart", out=tmp_path, changes=changes)
+    assert len(vitlab.plan("quickstart", out=tmp_path, changes={**changes, "run.executor": "inline"}))
+    plugin = write(tmp_path / "other.py", name="other")
+    if module == "__main__":
+        with pytest.raises(SpecError, match="this notebook or script"):
+            vitlab.plan("quickstart", out=tmp_path, changes=changes, plugins=[plugin])
+    else:  # the file may import it
+        assert len(vitlab.plan("quickstart", out=tmp_path, changes=changes, plugins=[plugin]))
 
 
 def test_plugin_file_reads_files_beside_it(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def tables(rng: Random, folder: Path) -> list[str]:
     for name, value in options.items():
         likely = 0.9 if name in ("--arm", "--goal") else 0.4
         words += [name, value if rng.random() < 0.96 else str(rng.choice((*TEXTS, *CELLS)))] * (rng.random() < likely)
-    for name in ("--chance", "--classes", "--images", "--alpha", "--format"):
+    for name in ("--chance", "--images", "--alpha", "--format"):
         words += [name, str(rng.choice((*NUMBERS, 0.1, 10, "3,5", "json", "md", "csv")))] * (rng.random() < 0.05)
     return words
 

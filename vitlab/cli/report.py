@@ -82,8 +82,11 @@ Examples:
 @click.option("--margin", help="Largest difference that counts as none, in the column's units or as '0.5 points'.")
 @click.option("--alpha", type=float, default=0.05, help="Family-wise error rate.")
 @click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
-@click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
-@click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
+@click.option(
+    "--chance",
+    type=float,
+    help="What guesses reach, in the column's units, as 10 in percent of 10 classes; lost seeds are judged with it.",
+)
 @click.option(
     "--looks",
     type=parse_numbers,

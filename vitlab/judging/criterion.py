@@ -127,23 +127,10 @@ def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, rema
     return amount
 
 
-def chance_level_in_units(
-    chance: float | None, classes: int | None, metric: str, unit: ColumnUnit, remarks: Remarks
-) -> float | None:
-    """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""
+def add_mistake_of_chance(chance: float | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> None:
+    """Add a mistake if the metric cannot have the value that guesses are said to reach."""
     if chance is not None and not (math.isfinite(chance) and (unit.whole is None or 0 <= chance <= unit.whole)):
         remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
-    if classes is None or classes < 2:
-        return chance
-    name_words = {*split_words(metric)}
-    if chance is not None:
-        remarks.add_mistakes("--chance and --classes say the same; give one of them")
-    if unit.whole is None or COUNTED.isdisjoint(name_words):
-        remarks.of_options.append(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
-        return None
-    guesses = max((int(word[3:]) for word in name_words if re.fullmatch(r"top[0-9]+", word)), default=1)
-    share = min(1.0, guesses / classes)
-    return unit.whole * (share if ERRORS.isdisjoint(name_words) else 1 - share)
 
 
 MAX_IMAGES = 10**12

@@ -63,7 +63,6 @@ def judge(
     alpha: float = 0.05,
     images: int | None = None,
     chance: float | None = None,
-    classes: int | None = None,
     looks: Sequence[int] | None = None,
     over_blocks: OverBlocks | None = None,
 ) -> Comparison:
@@ -91,8 +90,8 @@ def judge(
         margin: largest difference that counts as none, in units of the column or as in ``0.5 points``.
         alpha: family-wise error rate.
         images: number of images that the metric counts, from which its smallest step follows.
-        chance: what guesses reach, in units of the column; seeds without a value are judged with it.
-        classes: number of classes, from which ``chance`` follows for accuracies and errors.
+        chance: what guesses reach, in units of the column, such as 10 in percent of 10 classes; seeds without a
+            value are judged with it.
         looks: numbers of seeds at which results were looked at before more seeds were added, such as ``[3, 5, 10]``.
         over_blocks: what is averaged over blocks: ``difference``, by default of shares and percents, or ``relative``
             to the baseline's error.
@@ -109,7 +108,6 @@ def judge(
         f"--goal {goal}: allowed: max, min": goal in (None, "max", "min"),
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
         f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
-        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
             looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
         ),
@@ -142,7 +140,7 @@ def judge(
     if not is_sound:  # margin and chance are in a unit that other values may change
         raise remarks.error()
     margin = criterion.parse_margin(margin, metric, scale, remarks)
-    chance = criterion.chance_level_in_units(chance, classes, metric, scale, remarks)
+    criterion.add_mistake_of_chance(chance, metric, scale, remarks)
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
     if looks and not trainings.is_paired:
@@ -273,7 +271,8 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: fl
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
     if labels and chance is None:
         yield spell_options_for_caller(
-            "A verdict must also hold with guesses in the place of lost seeds, which --classes or --chance tells."
+            "A verdict must also hold with guesses in the place of lost seeds: say by --chance what they reach, "
+            "such as 10 in percent of 10 classes."
         )
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (

@@ -18,7 +18,6 @@ from vitlab.registry.slot_modules import Origin
 from vitlab.registry.slots import remove_origin
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  #: nodes that may have a docstring
-_origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
 
 
 def load_file(file: Path | str) -> Origin:
@@ -44,13 +43,13 @@ def load_file(file: Path | str) -> Origin:
         raise UserError(f"plugin file {file}: {error.strerror}") from None
     origin = Origin(path.name, _code_digest(text))
     # The digest is of the code, so a file in which only comments or docstrings changed is not run again.
-    if origin in _origins.values():  # by another path, too: the module of both would have one name
+    name = plugins.file_module_name(origin)
+    if name in plugins.files:  # by another path, too: the module of both would have one name
         return origin
     if path.suffix != ".py":
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
-    if path in _origins:
-        remove_origin(_origins.pop(path))
-    name = plugins.file_module_name(origin)
+    for module in [module for module, earlier in plugins.files.items() if earlier.path == path]:
+        remove_origin(plugins.files.pop(module).origin)
     plugins.files[name] = PluginFile(path, origin, text)
     spec = spec_from_file_location(name, path)
     assert spec is not None  # of a path that ends in .py
@@ -68,7 +67,6 @@ def load_file(file: Path | str) -> Origin:
         if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
             raise
         raise BrokenComponent(f"plugin file {file} failed: {message}") from error
-    _origins[path] = origin
     return origin
 
 

@@ -36,7 +36,7 @@ class PluginFile:
 
 
 files: dict[str, PluginFile] = {}
-"""Module to file, of all files that this process has run, earlier versions of edited files included."""
+"""Module to file, of all files that this process has run, as they were run last."""
 
 
 def file_module_name(origin: Origin) -> str:

@@ -183,7 +183,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
     columns are mean and standard deviation of the test metric of the same name.  Printed or in a notebook, the
-    frame shows the answers first, and rows selected of it the same few columns; ``.answers`` holds the answers as text,
+    frame shows the answers first, and rows selected of it a few numbers; ``.answers`` holds the answers as text,
     ``.notes`` the caveats, ``.tables`` the numbers of other sections as frames, such as ``tables["main_effects"]``, and
     ``.figures`` the figures of the report, such as ``figures["arms"]``.
 

@@ -32,6 +32,7 @@ from vitlab.store.files import (
     DRIVER_LOCK,
     append_json,
     check_safetensors_header,
+    display_path,
     find_abandoned_files,
     fsync_all,
     parse_json,
@@ -326,8 +327,8 @@ class Store:
     @property
     def out_option(self) -> list[str]:
         """The words by which a command line names this folder; none for the default one."""
-        root = self.root.relative_to(Path.cwd()) if self.root.is_relative_to(Path.cwd()) else self.root
-        return [] if root == OUT else ["--out", str(root)]
+        root = display_path(self.root)
+        return [] if root == str(OUT) else ["--out", root]
 
     def trial(self, key: str, code: str) -> TrialFolder:
         """Return the folder of a trial under a digest of the code."""
