@@ -95,8 +95,8 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         if len(candidates) == 1:
             [seed] = candidates
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
-    if seed is not None:
-        table = _drop_statistics_rows(table, seed, remarks)
+    for label in (name for name, role in roles.items() if role in ("seed", "index") or name == seed):
+        table = _drop_statistics_rows(table, label, remarks)
     if arm is None:
         table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
         arm = ARM
@@ -227,13 +227,13 @@ def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> lis
     return options
 
 
-def _drop_statistics_rows(table: Table, seed: str, remarks: Remarks) -> Table:
-    """Return a table without the rows that the column of seeds calls ``mean`` or the like."""
-    names = column_to_texts(table.rows[seed])
+def _drop_statistics_rows(table: Table, label: str, remarks: Remarks) -> Table:
+    """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
+    names = column_to_texts(table.rows[label])
     out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
     if len(out):
         marks = ", ".join(f"'{name}'" for name in out.unique())
-        remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{seed}': {marks}.")
+        remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")
     return replace(table, rows=table.rows.drop(index=out.index))
 
 

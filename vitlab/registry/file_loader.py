@@ -48,8 +48,8 @@ def load_file(file: Path | str) -> Origin:
         return origin
     if path.suffix != ".py":
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
-    for module in [module for module, earlier in plugins.files.items() if earlier.path == path]:
-        remove_origin(plugins.files.pop(module).origin)
+    for outdated in [each for each, earlier in plugins.files.items() if earlier.path == path]:
+        remove_origin(plugins.files.pop(outdated).origin)
     plugins.files[name] = PluginFile(path, origin, text)
     spec = spec_from_file_location(name, path)
     assert spec is not None  # of a path that ends in .py

@@ -87,7 +87,7 @@ class Answer:
         """Return one row per trial, see :func:`vitlab.results`."""
         from vitlab.report.notebook import Results
 
-        return Results.of(self.plan, self.store)
+        return Results.of_trials(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
@@ -174,7 +174,7 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """
     from vitlab.report.notebook import Results
 
-    return Results.of(*open_study(path, out=out))
+    return Results.of_trials(*open_study(path, out=out))
 
 
 @check_arguments()

@@ -46,7 +46,7 @@ class Results(pd.DataFrame):
         return Results
 
     @classmethod
-    def of(cls, plan: Plan, store: Store) -> Results:
+    def of_trials(cls, plan: Plan, store: Store) -> Results:
         """Return the results of the trials of a plan."""
         test = f"test/{plan.analysis.metric.partition('/')[2]}"
         main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
