@@ -119,13 +119,15 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     assert f"{mean:.1f} ± {sd:.1f}" in row and f" {MINUS}2.4 [" in row and row.endswith("worse (exploratory)")
     assert repr(pickle.loads(pickle.dumps(table))) == repr(table)
     worse = table[table["verdict"] == "worse"]
-    names, numbers, _, columns = str(worse).split("\n", 3)
+    monkeypatch.setenv("COLUMNS", "200")
+    names, numbers, columns = str(worse).split("\n")
     assert names.split() == [*("arm", "mean", "sd", "verdict"), *("difference", "difference_low", "difference_high")]
     assert "new: <b>=1" in numbers and columns == f"columns: {', '.join(table)}" and "<td>" in worse._repr_html_()
     chosen = table[["arm", "n"]]
     assert repr(chosen) == repr(pd.DataFrame(chosen))
     table["mine"] = 1
     assert str(table).splitlines()[0].endswith("mine") and "mine" in table._repr_html_()
+    monkeypatch.setenv("COLUMNS", "80")
     results = vitlab.results("old", out=out)
     assert re.match(r" +arm +seed +status +wall_s +val/accuracy\n", str(results)), "and no test metric"
     assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"

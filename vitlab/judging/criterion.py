@@ -127,12 +127,6 @@ def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, rema
     return amount
 
 
-def add_mistake_of_chance(chance: float | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> None:
-    """Add a mistake if the metric cannot have the value that guesses are said to reach."""
-    if chance is not None and not (math.isfinite(chance) and (unit.whole is None or 0 <= chance <= unit.whole)):
-        remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
-
-
 MAX_IMAGES = 10**12
 """Largest number of images: the step of a larger set is below the precision of an accuracy."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -140,7 +141,8 @@ def judge(
     if not is_sound:  # margin and chance are in a unit that other values may change
         raise remarks.error()
     margin = criterion.parse_margin(margin, metric, scale, remarks)
-    criterion.add_mistake_of_chance(chance, metric, scale, remarks)
+    if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
+        remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
     if looks and not trainings.is_paired:
