@@ -211,7 +211,7 @@ def test_training_without_value_is_a_lost_seed(tmp_path: Path, cell: str, diverg
     judgement = judged(tmp_path, LONG.replace("0.82", cell, 1))
     assert counts(judgement)["vit"] == (2, int(diverged), int(not diverged))
     assert "Warning: 1 lost seed, without a value: vit, seed 1." in judgement.notes
-    assert judgement["broken"].tolist()[1] == 1
+    assert judgement["lost"].tolist()[1] == 1
 
 
 def test_lost_seeds_of_numbers_are_those_of_texts(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_row_per_model_has_no_seeds_and_no_verdict(tmp_path: Path) -> None:
     content = "model,top1,top1_err\nsmall,81.402,18.598\nbase,84.528,15.472\n"
     judgement = judged(tmp_path, content, arm="model", metric="top1")
     assert judgement["verdict"].tolist()[1] == "cannot tell"
-    assert not any("diverged or failed" in note for note in judgement.notes)
+    assert not any(" lost seed" in note for note in judgement.notes)
 
 
 # -- goals ------------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ def test_lost_seeds_are_judged_with_chance(tmp_path: Path) -> None:
         content = scaled(factor, metric=metric).replace("rope,1,", "rope,1,nan").replace("nan93", "nan")
         content = "\n".join(line if "nan" not in line else "rope,1,nan" for line in content.split("\n"))
         row = judged(tmp_path, content, **{"metric": metric, **options}).iloc[1]
-        assert (row["broken"], row["chance"]) == (1, pytest.approx(chance))
+        assert (row["lost"], row["chance"]) == (1, pytest.approx(chance))
     for options, message in (
         ({"chance": 2}, "chance 2 is no value of 'acc'"),
         ({"images": 100, "metric": "loss"}, "images: the step of 'loss' does not follow"),

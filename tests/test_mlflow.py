@@ -1242,7 +1242,7 @@ def report_row(arm: str, **values: Any) -> dict[str, Any]:
     )
     texts |= dict.fromkeys(["complete_verdict", "refused", "equal_low", "choice_sd", "sound_mean"])
     numbers = {
-        **dict.fromkeys([*STATUSES, "collapsed", "collapsed_pairs", "broken"], 0),
+        **dict.fromkeys([*STATUSES, "collapsed", "collapsed_pairs", "lost"], 0),
         "n": 3,
         "pairs": 3,
         "planned": 2,
@@ -1286,11 +1286,11 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     answer = format_answer_in_one_line({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e \N{MIDDLE DOT} cannot tell: position=none"
     later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]
-    later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "broken": 1}
+    later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "lost": 1}
     answer = format_answer_in_one_line({"arms": later, "answers": []})
     assert answer == (
         "better (exploratory): c, d \N{MIDDLE DOT} cannot tell (exploratory): position=none \N{MIDDLE DOT} "
-        "cannot tell (1 broken seed) (exploratory): e"
+        "cannot tell (1 lost seed) (exploratory): e"
     )
 
 

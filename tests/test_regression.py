@@ -172,7 +172,11 @@ def test_missing_seed_hides_no_loss_and_passes_nothing() -> None:
     assert judge([pair(old, old[:4], lost=(0, 1))])[0].verdict == "inconclusive"
     # The candidate has eight of the baseline's ten seeds, and lost six.
     few = pair([*old, *old], old[:2], lost=(0, 6))
-    assert verdict_of(few) == "regressed" and judge([few])[0].broken == (0, 6) and judge([few])[0].seeds == (8, 8)
+    assert (
+        verdict_of(few) == "regressed"
+        and judge([few])[0].lost_or_collapsed == (0, 6)
+        and judge([few])[0].seeds == (8, 8)
+    )
 
 
 def test_seeds_from_one_training_are_no_sample() -> None:
@@ -199,7 +203,7 @@ def test_rate_of_found_drops_equals_simulation_by_scipy() -> None:
     p = stats.ttest_rel(new, old, axis=1, alternative="less").pvalue
     worst = (old - new).mean(axis=1) + stats.t.ppf(0.95, n - 1) * stats.sem(old - new, axis=1)
     found = (arms * p < 0.05) & ((old - new).mean(axis=1) >= 1) & (worst >= 2)
-    sound = judged.count_broken.sum(axis=1) == 0  # a Gaussian seed is seldom ten robust deviations off
+    sound = judged.count_lost_or_collapsed.sum(axis=1) == 0  # a Gaussian seed is seldom ten robust deviations off
     assert sound.mean() > 0.9 and 0.2 < found.mean() < 0.8
     assert ((judged.verdict[:, 0] == REGRESSED) == found)[sound].all()
 
@@ -759,9 +763,13 @@ def test_lost_and_collapsed_seeds_offset_each_other() -> None:
 def test_collapsed_majority_of_three_is_found_and_whole_drop_is_none() -> None:
     sound = [0.90, 0.91, 0.89]
     (two,) = judge([pair(sound, [0.1, 0.11, 0.9], margin=1.0)])
-    assert (two.broken, two.collapsed) == ((0, 2), (0, 2))
+    assert (two.lost_or_collapsed, two.collapsed) == ((0, 2), (0, 2))
     (whole,) = judge([pair(sound, [0.1, 0.11, 0.095], margin=0.02, min_abs=0.01)])
-    assert whole.broken == (0, 0) and whole.verdict == "regressed" and whole.worse_by == pytest.approx(0.9 - 0.305 / 3)
+    assert (
+        whole.lost_or_collapsed == (0, 0)
+        and whole.verdict == "regressed"
+        and whole.worse_by == pytest.approx(0.9 - 0.305 / 3)
+    )
     # Where every fifth training collapses, those of one arm of twenty may do so by chance.
     sides_SN = 0.9 + 0.01 * np.random.default_rng(0).normal(size=(38, 3))
     sides_SN[:, 2] = 0.1

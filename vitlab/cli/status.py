@@ -188,7 +188,7 @@ def _format_verdict_counts(plan: Plan, store: Store) -> str:
     from vitlab import report
 
     rows = json.loads(report.render(plan, store, "json"))["arms"]
-    counts = Counter(row["verdict"] for row in rows if row["pairs"] or row["broken"])  # baselines have none
+    counts = Counter(row["verdict"] for row in rows if row["pairs"] or row["lost"])  # baselines have none
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 

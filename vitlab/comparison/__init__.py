@@ -8,8 +8,8 @@ as arrays.  A replicate is a seed, so there are few: 3, 5, perhaps 10.  The meth
   :func:`vitlab.comparison.arrays.share_variances`.
 - P values and intervals are corrected for the family and the looks by Bonferroni's method, in one step, so that a
   verdict and the interval beside it cannot disagree.
-- Seeds that diverged or failed have no value.  A verdict has to hold twice: for the complete pairs, and with chance
-  level in place of the missing values.
+- Lost seeds have no value: their trials diverged or failed.  A verdict has to hold twice: for the complete pairs, and
+  with chance level in place of the missing values.
 - A comparison with collapsed seeds, or whose differences do not scatter, rests on the exact sign-flip test.
 """
 
@@ -32,8 +32,8 @@ MEANINGS = {
     Verdict.WORSE: "the corrected p value is at most alpha, and the difference is in favour of its baseline",
     Verdict.SAME: "both reached the same value at every seed",
     Verdict.EQUIVALENT: "the difference was shown to lie within the margin of the analysis",
-    Verdict.CANNOT_TELL: "none of these: too few seeds, too much spread, trials still to come, or seeds that diverged "
-    "or failed and could change the verdict",
+    Verdict.CANNOT_TELL: "none of these: too few seeds, too much spread, trials still to come, or lost seeds that "
+    "could change the verdict",
     Verdict.REFUSED: "the comparison would be misleading and is not judged; column `refused` has the reason",
 }
 """Meaning of each verdict."""

@@ -33,7 +33,7 @@ class Sample:
     """The sample of an arm."""
 
     values: Mapping[int, float]  #: seed to value
-    lost: Sequence[int] = ()  #: seeds that diverged or failed
+    lost: Sequence[int] = ()  #: seeds without a value, because their trials diverged or failed
     overlap: float = 0.0  #: validation images over training images, if seeds hold out others of the same images
     images: Mapping[int, Floats] = field(default_factory=dict)
     """Seed to one value per image; the images of all arms are the same, in the same order."""
@@ -213,7 +213,7 @@ class _StudyArrays:
             "exploratory": self.family.exploratory[arm] or None,
             "registered": arm not in self.family.later,
             "family": self.family.sizes[arm],
-            "broken": lost,  # as the column is called in reports and files
+            "lost": lost,
             "collapsed_seeds": self.seeds[judgements.collapsed_arms[0, place]].tolist(),
             "sound_difference": float(judgements.sound_difference[0, place]),
             "decidable": self._predictive_power(contrast, place),

@@ -104,7 +104,7 @@ class Cell:
     min_abs: float = NAN
     alpha: float = NAN
     family: int = 1  #: tests that are corrected together
-    broken: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
+    lost_or_collapsed: tuple[int, int] = (0, 0)  #: lost and collapsed seeds of the baseline and of the candidate
     seeds: tuple[int, int] = (0, 0)  #: seeds among which these are
     collapsed: tuple[int, int] = (0, 0)  #: collapsed seeds among them
     seconds: float = NAN  #: that training the candidate's seeds took
@@ -132,7 +132,7 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
     )
     judgements = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
     decisions = [_make_cell(pair, judgements, place, alpha) for place, pair in enumerate(family)]
-    (old, new), (seeds_old, seeds_new) = judgements.count_broken[0], judgements.count_seeds[0]
+    (old, new), (seeds_old, seeds_new) = judgements.count_lost_or_collapsed[0], judgements.count_seeds[0]
     if not old + new:
         return decisions, []
     sentence = f"{new} of {seeds_new} were lost or collapsed, {old} of {seeds_old} in the baseline"
@@ -142,7 +142,19 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
 
 
 def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) -> Cell:
-    names = ("pairs", "identical", "means", "drop", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
+    names = (
+        "pairs",
+        "identical",
+        "means",
+        "drop",
+        "se",
+        "worst",
+        "p",
+        "p_adjusted",
+        "lost_or_collapsed",
+        "seeds",
+        "collapsed",
+    )
     of_cell = {name: getattr(judgements, name)[0, index].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
@@ -151,7 +163,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) ->
     old, new = (NAN if pair.refused else pair.sign * mean + 0.0 for mean in of_cell["means"])  # 0.0 in place of -0.0
     same: dict[str, Any] = {name: getattr(pair, name) for name in ("arm", "metric", "margin", "min_abs", "seconds")}
     same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
-    same |= {name: tuple(of_cell[name]) for name in ("broken", "seeds", "collapsed")}
+    same |= {name: tuple(of_cell[name]) for name in ("lost_or_collapsed", "seeds", "collapsed")}
     cell = Cell(
         verdict=VERDICTS[judgements.verdict[0, index]] if is_judged else "inconclusive",
         reason="",
@@ -167,7 +179,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) ->
     )
     more = ""
     if judgements.has_more[0, index]:
-        (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
+        (old, new), (seeds_old, seeds_new) = cell.lost_or_collapsed, cell.seeds
         more = (
             f"{new} of {seeds_new} trainings were lost or collapsed ({cell.collapsed[1]} collapsed), "
             f"{old} of {seeds_old} in the baseline"
@@ -182,8 +194,12 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
     if cell.test == "none" and not cell.n:
         return "no seed has a value in both the baseline and this run"
     if cell.test == "none" and cell.n < MIN_SEEDS:
-        few = "seeds are left to compare, which are too few" if any(cell.broken) else "seeds are too few to judge"
-        return f"{cell.n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}, and accept them"
+        few = (
+            "seeds are left to compare, which are too few"
+            if any(cell.lost_or_collapsed)
+            else "seeds are too few to judge"
+        )
+        return f"{cell.n} {few}; set seeds to at least {MIN_SEEDS + max(cell.lost_or_collapsed)}, and accept them"
     if cell.test in ("none", "identical"):
         return pair.no_sample if cell.test == "none" else "identical"
     is_significant = cell.p_adjusted < cell.alpha
@@ -270,9 +286,9 @@ class JudgedCells:
     has_more: Mask  #: whether the candidate lost a larger share
     verdict: Ints  #: place in ``VERDICTS``
     collapsed: Ints  #: (S, C, 2)
-    broken: Ints  #: lost and collapsed seeds of the baseline and of the candidate (S, C, 2)
+    lost_or_collapsed: Ints  #: lost and collapsed seeds of the baseline and of the candidate (S, C, 2)
     seeds: Ints  #: among these (S, C, 2)
-    count_broken: Ints  #: (S, 2)
+    count_lost_or_collapsed: Ints  #: (S, 2)
     count_seeds: Ints  #: (S, 2)
     count_p: Floats  #: adjusted (S); NaN without lost and collapsed trainings
     count_verdict: Ints  #: (S)
@@ -303,17 +319,17 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     _, means, _ = moments(np.where(np.isfinite(sound_SC2N).all(axis=2, keepdims=True), sound_SC2N, NAN))
 
     present = np.isfinite(values_SC2N) | lost_SC2N
-    broken_SC2, seeds_SC2, sums, sizes = _count_broken(present, collapsed_SC2N | lost_SC2N, cells)
+    lost_or_collapsed_SC2, seeds_SC2, sums, sizes = _count_lost(present, collapsed_SC2N | lost_SC2N, cells)
     # The probability that as many trainings of an arm all come to nothing, at the rate of the others.
     others = sizes.sum(axis=1, keepdims=True) - seeds_SC2[:, :, 1]
-    bad = sums.sum(axis=1, keepdims=True) - broken_SC2[:, :, 1]
+    bad = sums.sum(axis=1, keepdims=True) - lost_or_collapsed_SC2[:, :, 1]
     rate = np.clip((bad + 1) / (others + 1), 0.0, 1.0)
     p = np.maximum(p, np.where(bad > 0, rate ** np.maximum(n, 1), 0.0))
     family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
-    count_p = np.minimum(1.0, family * _p_of_more_broken(sums, sizes))
+    count_p = np.minimum(1.0, family * _p_of_more_lost(sums, sizes))
 
-    share_SC2 = broken_SC2 / np.maximum(seeds_SC2, 1)
+    share_SC2 = lost_or_collapsed_SC2 / np.maximum(seeds_SC2, 1)
     count_share = sums / np.maximum(sizes, 1)
     has_more = cells.counted & (share_SC2[:, :, 1] > share_SC2[:, :, 0])
     with np.errstate(invalid="ignore"):
@@ -325,7 +341,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     verdict = np.select([regressed, passes], [REGRESSED, PASS], INCONCLUSIVE)
     return JudgedCells(
         n, means, identical, drop, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
-        broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
+        lost_or_collapsed_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
     )  # fmt: skip
 
 
@@ -342,11 +358,12 @@ def _find_collapsed(values_SC2N: Floats) -> Mask:
     return np.asarray((by_side | together.reshape(by_side.shape)).reshape(values_SC2N.shape))
 
 
-def _count_broken(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
+def _count_lost(present: Mask, lost_or_collapsed: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
     """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of all arms (S, 2)."""
     groups = [cells.trainings == training for training in np.unique(cells.trainings)]
     of_arm, is_bad = (
-        np.stack([np.any(flags[:, group], axis=1) for group in groups], axis=1) for flags in (present, broken)
+        np.stack([np.any(flags[:, group], axis=1) for group in groups], axis=1)
+        for flags in (present, lost_or_collapsed)
     )  # (S, T, 2, N)
     common = np.all(of_arm, axis=2, keepdims=True)
     used = of_arm & (common | ~np.any(common, axis=3, keepdims=True))
@@ -356,7 +373,7 @@ def _count_broken(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints
     return bad_ST2[:, cells.trainings], all_ST2[:, cells.trainings], sums, sizes
 
 
-def _p_of_more_broken(sums: Ints, sizes: Ints) -> Floats:
+def _p_of_more_lost(sums: Ints, sizes: Ints) -> Floats:
     """Return the p of Boschloo's test that the candidate lost more (S); NaN if neither side lost any."""
     p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
     for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):

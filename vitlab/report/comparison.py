@@ -47,7 +47,7 @@ best | boolean | whether its mean is the best of its block, or none is shown to 
 verdict | string | {", ".join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with
     nothing
 refused | string | why the comparison is not judged, where the verdict is refused
-complete_verdict | string | the verdict of the complete pairs alone; another one where broken seeds overturn it
+complete_verdict | string | the verdict of the complete pairs alone; another one where lost seeds overturn it
 test | string | paired t, Welch t, sign flip or none (too few values); where seeds vary the split, t is corrected for
     the overlap of training sets
 shared | Int64 | comparisons whose variances are averaged with its own, itself included
@@ -61,7 +61,7 @@ pairs | Int64 | seeds that both sides have
 family | Int64 | comparisons that it is corrected for, with registered ones that are not made
 registered | boolean | whether it was registered before its first result, and is corrected for such ones alone
 collapsed_pairs | Int64 | collapsed seeds of both sides; with any, no verdict rests on t
-broken | Int64 | seeds of both sides that diverged or failed
+lost | Int64 | lost seeds of both sides: their trials diverged or failed
 difference | float64 | mean difference from the baseline, over complete pairs
 sound_difference | float64 | the same without collapsed seeds; missing where there are none
 difference_sd | float64 | sample standard deviation of the differences between seeds
@@ -74,12 +74,12 @@ new_images_low | float64 | the same interval for trainings that are evaluated on
 new_images_high | float64 | its upper end
 p | float64 | two-sided p of this comparison alone
 p_corrected | float64 | the same, corrected for the family and the looks
-chance | float64 | what guessing reaches, where seeds are broken and that is known
-chance_difference | float64 | the difference, with chance in the place of broken seeds
+chance | float64 | what guessing reaches, where seeds are lost and that is known
+chance_difference | float64 | the difference, with chance in the place of lost seeds
 chance_low | float64 | its interval, which holds for the whole family at once
 chance_high | float64 | its upper end
 chance_p | float64 | its p, corrected
-chance_p_equal | float64 | as p_equal_corrected, with chance in the place of broken seeds
+chance_p_equal | float64 | as p_equal_corrected, with chance in the place of lost seeds
 equal_low | float64 | interval of level 1 - 2 alpha, to be set against the margin of the analysis
 equal_high | float64 | its upper end
 p_equal | float64 | p of the test that the difference lies within the margin, alone
@@ -189,7 +189,7 @@ def trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
 
 
 def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:
-    """Return the seeds that diverged or failed, or lack a finite value that other seeds of the arm have."""
+    """Return the lost seeds: their trials diverged, failed, or lack a finite value that other seeds of the arm have."""
     first_seeds = {trial.trial: trial for trial in reversed(trials)}  # seeds that share a trial are one training
     return [
         trial.seed

@@ -6,7 +6,6 @@ Figures are drawn without pyplot, which shares global state.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import textwrap
 import warnings
@@ -119,43 +118,34 @@ def svg_to_element(svg: str, id_prefix: str, alt_text: str) -> str:
 
 
 def stacked_panels_svg(drawing: Drawing, name: str) -> str:
-    """Return the panels of a figure as elements that show parts of its element in a page, for narrow screens.
+    """Return two panels of a figure as elements that show parts of its element in a page, for narrow screens.
 
-    Each panel of a row has the labels of the first one on its left.  Empty for anything but one row of several panels
-    beside each other.  The SVG of the figure comes first, since that lays out its panels.
+    The second panel has the labels of the first one on its left.  Empty for any other figure.  The SVG of the figure
+    comes first, since that lays out its panels.
     """
     figure, points = drawing.figure, 72 / drawing.figure.dpi
-    panels = sorted((axes for axes in figure.axes if axes.get_visible()), key=lambda axes: axes.bbox.x0)
-    overlap = any(left.bbox.x1 > right.bbox.x0 for left, right in itertools.pairwise(panels))
-    shown = {figure.patch, *figure.axes, *figure.legends}
-    # No panel would show a text of the figure, such as a label below all panels.
-    if (
-        overlap
-        or len(panels) < 2
-        or len({round(axes.bbox.y0) for axes in panels}) > 1
-        or {*figure.get_children()} - shown
-    ):
+    first, second = figure.axes if len(figure.axes) == 2 else (None, None)
+    # No panel would show a text or a legend of the figure.
+    if not first or not second or first.bbox.x1 > second.bbox.x0 or figure.legends or figure.texts:
         return ""
-    first, *others = panels
-    top, left, floor = 72 * figure.get_figheight(), points * first.bbox.x0 - 1, points * first.bbox.y0
+    with apply_style():
+        box = second.get_tightbbox()
+    assert box is not None
+    width, height = (72 * size for size in figure.get_size_inches())
+    left, start = points * first.bbox.x0 - 1, points * box.x0 - 1
 
-    def view(at: float, x0: float, y0: float, x1: float, y1: float) -> str:
-        size = f'width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"'
-        box = f'viewBox="{x0:.1f} {top - y1:.1f} {x1 - x0:.1f} {y1 - y0:.1f}"'
-        return f'<svg x="{at:.1f}" y="{top - y1:.1f}" {size} {box}><use href="#{name}-figure"/></svg>'
+    def view(at: float, x0: float, x1: float, y1: float) -> str:
+        size = f"{x1 - x0:.1f} {y1:.1f}"
+        wide, high = size.split()
+        box = f'x="{at:.1f}" width="{wide}" height="{high}" viewBox="{x0:.1f} 0 {size}"'
+        return f'<svg {box}><use href="#{name}-figure"/></svg>'
 
-    elements = []
-    for part in (*panels, *figure.legends):
-        with apply_style():
-            whole = part.get_tightbbox()
-        assert whole is not None
-        x0, y0, x1, y1 = (points * end for end in whole.padded(1 / points).extents)
-        shift = left if part in others else 0.0
-        labels = view(x0 - left, 0.0, floor, left, y1) if shift else ""
-        width = x1 - x0 + shift
-        box = f'viewBox="{x0 - shift:.1f} {top - y1:.1f} {width:.1f} {y1 - y0:.1f}"'
-        inside = labels + view(x0, x0, y0, x1, y1)
-        elements.append(f'<svg {box} style="max-width: {1.4 * width:.0f}px">{inside}</svg>')
+    labels = view(0.0, 0.0, left, height - points * first.bbox.y0)
+    panels = {start: view(0.0, 0.0, start, height), left + width - start: labels + view(left, start, width, height)}
+    elements = (
+        f'<svg viewBox="0 0 {size:.1f} {height:.1f}" style="max-width: {1.4 * size:.0f}px">{inside}</svg>'
+        for size, inside in panels.items()
+    )
     return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 

@@ -43,7 +43,7 @@ TEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
 _FORMULA = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
-BOLD = " Bold: the best mean, and means that none is shown to be better than."
+BOLD = " Bold: the best mean, and every mean that no other arm is shown to improve on."
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
@@ -256,9 +256,12 @@ def markdown_table(columns: Sequence[Column]) -> list[str]:
 
 
 def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
-    """Return tables by their labels, for a document that uses booktabs; answers and notes stand in comments."""
+    """Return tables by their labels, scaled to the line where they are wider; answers and notes stand in comments."""
     notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance_lines))
-    lines = [r"% \usepackage{booktabs}", *(f"% {join_lines(note)}" for note in notes)]
+    lines = [
+        r"% Needs \usepackage{array,booktabs,graphicx}. Tables that are wider than a line are scaled down to it.",
+        *(f"% {join_lines(note)}" for note in notes),
+    ]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
         rows = zip(*map(_latex_cells, table.columns), strict=True)
@@ -266,16 +269,17 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
         lines += [
             "",
             r"\begin{table}",
-            r"  \centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
             f"  \\caption{{{escape_latex(caption)}}}",
             f"  \\label{{tab:{study}-{label}}}",
+            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, table.columns))}@{{}}}}",
             r"    \toprule",
             "    " + " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
             r"    \midrule",
             *("    " + " & ".join(cells) + r" \\" for cells in rows),
             r"    \bottomrule",
-            r"  \end{tabular}",
+            r"  \end{tabular}}",
             r"\end{table}",
         ]
     return "\n".join(lines) + "\n"
@@ -289,7 +293,11 @@ def _latex_cells(column: Column) -> Iterator[str]:
 def _latex_alignment(column: Column) -> str:
     if column.right:
         return "r"
-    return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
+    return (
+        rf">{{\raggedright\arraybackslash}}p{{{TEX_WRAP}\linewidth}}"
+        if max(map(len, column.cells), default=0) > TEX_LINE
+        else "l"
+    )
 
 
 def _tables_by_section(report: Report, *names: str) -> dict[str, Table]:
@@ -309,7 +317,9 @@ FORMATS = {
     "csv": Format(lambda report: frame_to_csv(report.results_frame), "results.csv", of_results=True),
     "parquet": Format(lambda report: report.results_frame.to_parquet(index=False), "results.parquet", of_results=True),
     "latex": Format(
-        lambda report: render_latex(report, {"arms": paper_table(report), **_tables_by_section(report, "crossed")}),
+        lambda report: render_latex(
+            report, {"arms": paper_table(report), **_tables_by_section(report, "blocks", "crossed")}
+        ),
         "report.tex",
     ),
     "latex-all": Format(lambda report: render_latex(report, _tables_by_section(report, *all_sections()))),

@@ -123,8 +123,8 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
                 f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
                 f"{format_count(row['pairs'], 'seed')} that both have, their means are over all: "
                 f"{subject.format(format_seeds(unpaired))} a value in one of the two alone."
-                + " Seeds that diverged or failed are left out, so the means may be too good."
-                * bool(row["broken"])
+                + " Lost seeds are left out, so the means may be too good."
+                * bool(row["lost"])
             )
     return truncate_list(lines)
 

@@ -19,7 +19,6 @@ from vitlab.report.sections import Section, all_sections
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
-SECONDARY = 7  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
@@ -63,11 +62,9 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
         column.text_column("status"),
         column.text_column("failure", "failure_kind"),
     ]
-    names = [*rows[0]][::-1] if rows else []  # the judged metric is the last column
-    judged = re.sub(".*/|@.*", "", "".join(names[:1]))
-    others = [name for name in names[1:] if re.match("(val|test)/", name)]
-    others.sort(key=lambda name: name.rpartition("/")[2] != judged)
-    for metric in (*names[:1], *(name for name in others if f"{name.rpartition('_')[0]}_0" not in names)):
+    names = [*rows[0]] if rows else []
+    judged = re.sub(".*/|@.*", "", "".join(names[-1:]))  # the last column is the judged metric
+    for metric in dict.fromkeys(names[-1:] + [name for name in names if name in (f"val/{judged}", f"test/{judged}")]):
         scale = Scale.of(metric, units)
         decimals = scale.decimals_for_values([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
@@ -84,19 +81,17 @@ def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[s
     # A stored report has no rows of sections that store none, such as the arms.
     rows = report.sections.get(name, ())
     table, drawing = report.table(name), report.figures.get(name)
-    columns, images = table.columns if table else (), defaultdict[str, list[tuple[str, str]]](list)
+    images = defaultdict[str, list[tuple[str, str]]](list)
     store = report.findings and report.findings.store
     for image in part.images(rows, store) if store else ():
         with suppress(OSError):  # deleted since; the page omits it
             images[image.heading].append((png_address(image.file.read_bytes()), image.caption))
-    more = [column for column in columns if column.rank >= SECONDARY]
     return {
         "name": name,
         "heading": part.heading,
         "about": part.about,
         "caption": table.caption if table else "",
-        "table": _table_context([column for column in columns if column.rank < SECONDARY]) if table else None,
-        "more": _table_context([columns[0], *more]) if more else None,
+        "table": table and _table_context(table.columns),
         "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
         "panels": drawing and Markup(stacked_panels_svg(drawing, name)),
         "figure_caption": drawing and drawing.caption,

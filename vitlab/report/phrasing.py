@@ -84,15 +84,16 @@ def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, ti
     ]
 
 
-def describe_interval_and_p(row: Any, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """Return the interval and the p value of a row with a ``family``, as far as there are any."""
-    if row.p_corrected is None:
+def describe_interval_and_p(
+    row: Row, analysis: Analysis, scale: Scale, decimals: int, of: str = "", p: str = "p_corrected"
+) -> str:
+    """Return the p value of a row with a ``family``, after the interval ``OFlow`` to ``OFhigh`` if there is one."""
+    if row[p] is None:
         return "too few values to judge that by"
-    p = f"p {format_p_equation(row.p_corrected, analysis.alpha)}"
-    if row.low is None or row.high is None:
-        return p
-    ends = f"{scale.end(row.low, decimals)} to {scale.end(row.high, decimals)}"
-    return f"{interval_name(row.family, analysis)} {ends}, {p}"
+    text = f"p {format_p_equation(row[p], analysis.alpha)}"
+    if row[f"{of}low"] is None or row[f"{of}high"] is None:
+        return text
+    return f"{interval_name(row['family'], analysis)} {_format_ends(row, of, scale, decimals)}, {text}"
 
 
 def truncate_list(sentences: Sequence[str]) -> list[str]:
@@ -305,17 +306,16 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_no_test_clause(row)} to judge that by."
-    p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_correction_clause(row, analysis)}"
+    evidence = describe_interval_and_p(row, analysis, scale, decimals, "difference_")
+    evidence += _correction_clause(row, analysis)
     if row["test"] == "sign flip":
-        sentence += _sign_flip_clause(row, scale, decimals, p)
+        sentence += _sign_flip_clause(row, scale, decimals, evidence)
     elif row["difference_low"] is not None:
-        sentence += (
-            f" ({interval_name(row['family'], analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
-        )
+        sentence += f" ({evidence})"
     elif row["pairs"] == 2:
-        sentence += f" ({_two_seeds_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
+        sentence += f" ({_two_seeds_clause(row['difference'], row['difference_sd'], scale, decimals)}, {evidence})"
     else:
-        sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
+        sentence += f" ({evidence}; an arm has two seeds, which give no useful interval)"
     # An interval beyond the margin needs no words on equivalence.
     if (
         analysis.margin is not None
@@ -352,20 +352,15 @@ def _sign_flip_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
 
 
 def _lost_as_chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    if not row["broken"]:
+    if not row["lost"]:
         return ""
-    seeds = f"{format_count(row['broken'], 'seed')} that diverged or failed"
+    seeds = format_count(row["lost"], "lost seed")
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_for_values([row['chance']], 1, 3))} {scale.unit}".rstrip()
     difference = describe_above_or_below(row["chance_difference"], scale, decimals)
-    clause = f"; over the seeds that both have with chance ({level}) in the place of {seeds}, {difference}"
-    if row["chance_p"] is None:
-        return f"{clause}, which cannot be judged"
-    p = f"p {format_p_equation(row['chance_p'], analysis.alpha)}"
-    if row["chance_low"] is None:
-        return f"{clause} ({p})"
-    return f"{clause} ({interval_name(row['family'], analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
+    evidence = describe_interval_and_p(row, analysis, scale, decimals, "chance_", "chance_p")
+    return f"; over the seeds that both have with chance ({level}) in the place of {seeds}, {difference} ({evidence})"
 
 
 def describe_arm_result(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -422,11 +417,11 @@ def merge_unclear_answers(
     """Return the answers that stay, and those that each stand for several that cannot tell from one baseline.
 
     Such an answer has the arms and the span of their intervals.  Sentences stay that say more than that: of an arm
-    without an interval, and of seeds that diverged, failed or collapsed.
+    without an interval, and of lost or collapsed seeds.
     """
     groups = defaultdict[tuple[str, int], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
-        if row["difference_low"] is not None and not (row["broken"] or row["collapsed_pairs"]):
+        if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"]].append(row)
     hidden, folded = list[str](), list[Answer]()
     _, decimals = mean_and_difference_decimals(rows, scale)

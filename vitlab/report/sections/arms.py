@@ -124,7 +124,7 @@ class Comparisons(Section[Row]):
                 "interval with new images",
                 lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
             ),
-            column("broken", lambda row: str(row["broken"])),
+            column("lost seeds", lambda row: str(row["lost"])),
             column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
             column("p with chance", lambda row: format_p_value(row["chance_p"], alpha)),
         ]
@@ -138,8 +138,9 @@ class Comparisons(Section[Row]):
                 " With new images: for trainings that are evaluated on other images of the kind; with few seeds, "
             )
             caption += "it is often equal to the interval for the same images."
-        if "broken" in titles:
-            caption += " Broken: seeds that diverged or failed; with chance: what guesses reach stands in their place."
+        if "lost seeds" in titles:
+            caption += " Lost seeds have no value: their trials diverged or failed. With chance: what guesses reach "
+            caption += "stands in their place."
         return Table(informative, caption)
 
 
@@ -226,11 +227,10 @@ def paper_table(report: Report) -> Table:
     if compared := compared_rows(rows):
         table.append(column(scale.title_of_difference("difference"), difference))
         table.append(column("verdict", format_verdict, right=False))
-        interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
-        caption += (
-            f" Difference from {describe_baseline(row['baseline'] for row in compared)} with its {interval}; "
-            f"verdicts at level {analysis.alpha:g}."
-        )
+        caption += f" Difference from {describe_baseline(row['baseline'] for row in compared)}"
+        if any(row["difference_low"] is not None for row in compared):
+            caption += f" with its {phrasing.interval_name(max(row['family'] for row in compared), analysis)}"
+        caption += f"; verdicts at level {analysis.alpha:g}."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
     return Table(table, f"{report.question} {caption}{describe_shared_name_parts(labels)}".strip())
@@ -260,9 +260,9 @@ def _parameters(rows: Sequence[Row]) -> Column:
 def format_verdict(row: Row) -> str:
     """Return the verdict on an arm, with what qualifies it; empty if there is none."""
     verdict = row["verdict"] or ""
-    # The complete pairs alone had another verdict, which seeds that diverged or failed have overturned.
+    # The complete pairs alone had another verdict, which lost seeds have overturned.
     if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
-        verdict += f" ({format_count(row['broken'], 'broken seed')})"
+        verdict += f" ({format_count(row['lost'], 'lost seed')})"
     return f"{verdict} (exploratory)" if row["exploratory"] and verdict not in ("", Verdict.REFUSED) else verdict
 
 

@@ -166,7 +166,7 @@ def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, 
         sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
     if row.pairs == 1:
         return f"{sentence}, and one block has no spread to judge that by."
-    evidence = describe_interval_and_p(row, analysis, scale, decimals)
+    evidence = describe_interval_and_p(vars(row), analysis, scale, decimals)
     if row.family > 1:
         evidence += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
     score = f"ahead in {row.ahead} and behind in {row.behind}"
@@ -201,7 +201,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     numbers_CBK = np.full((len(cells), len(blocks), 3), NAN)
     for place, block in np.ndindex(numbers_CBK.shape[:2]):
         if row := [*cells.values()][place].get(blocks[block]):
-            names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
+            names = "difference", "chance_difference" if row["lost"] else "difference", "difference_se"
             numbers = np.array([row[name] for name in names], dtype=float)
             numbers_CBK[place, block] = numbers / _divisor_of_differences(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
@@ -220,7 +220,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         verdict = VERDICTS[result.verdict[0, place] if is_settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
         refused |= dict.fromkeys(_reasons_mean_misleads(plan, by_name, of_block))
-        caveats = [] if is_settled[place] else ["seeds that diverged or failed may change this"]
+        caveats = [] if is_settled[place] else ["lost seeds may change this"]
         hedges = [
             hedge
             for hedge, column in HEDGES.items()

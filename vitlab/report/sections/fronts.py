@@ -59,12 +59,11 @@ class Fronts(Section[Front]):
     def rows(self, findings: Findings) -> Iterator[Front]:
         """Return the front of each cost in which arms differ; none over blocks, whose results are on unlike data.
 
-        A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times the least;
-        so are parameters if MACs have the same front.
+        A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times the least.
         """
         if any(arm.block for arm in findings.plan.arms):
             return
-        goal, macs = findings.plan.analysis.goal, list[bool]()
+        goal = findings.plan.analysis.goal
         arms = {row["arm"]: row for row in findings.arms if row["mean"] is not None}
         measured = {row.arm: row for row in cost.up_to_date_costs(findings)}
         for name in COSTS:
@@ -77,18 +76,14 @@ class Fronts(Section[Front]):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
             results = [arms[arm]["mean"] * (1 if goal == "max" else -1) for arm in values]
-            front = list(scaling.on_pareto_front(signed, results))
-            if name == "macs":
-                macs = front
-            if name != "params" or front != macs:
-                for (arm, value), on_front in zip(values.items(), front, strict=True):
-                    yield Front(name, arm, value, arms[arm]["mean"], on_front)
+            for (arm, value), on_front in zip(values.items(), scaling.on_pareto_front(signed, results), strict=True):
+                yield Front(name, arm, value, arms[arm]["mean"], on_front)
 
     def table(self, rows: Sequence[Front], report: Report) -> Table:
         labels = {}
         for row in report.arms:
-            broken = row["diverged"] + row["failed"]
-            labels[row["arm"]] = f"{row['arm']} ({format_count(broken, 'broken seed')})" if broken else row["arm"]
+            lost = row["diverged"] + row["failed"]
+            labels[row["arm"]] = f"{row['arm']} ({format_count(lost, 'lost seed')})" if lost else row["arm"]
         fronts = defaultdict[str, list[str]](list)
         for point in rows:
             fronts[COSTS[point.cost]] += [labels[point.arm]] * point.on_front
@@ -99,8 +94,7 @@ class Fronts(Section[Front]):
         return Table(
             columns,
             "For each cost, the arms for which no other arm costs at most as much and has a mean "
-            f"{report.analysis.metric} that is at least as good; parameters are left out where MACs say the same. "
-            f"{CAVEAT}",
+            f"{report.analysis.metric} that is at least as good. {CAVEAT}",
             CAVEAT,
         )
 

@@ -22,7 +22,7 @@ ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
 RELATIVE = "relative to the baseline"
 MAX_COLUMNS = 5  #: of more metrics, such as one for each class, each has a line
-MAX_LINES = 20  #: of more metrics, a terminal shows the first and those that differ most between arms
+MAX_LINES = 20  #: of more metrics, a terminal shows the first
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,9 @@ class FurtherMetrics(Section[MetricOfArm]):
         by_metric = defaultdict[str, list[MetricOfArm]](list)  # each has every arm
         for row in rows:
             by_metric[row.metric].append(row)
-        spreads: dict[str, float] = {}  # largest difference between arms, relative to standard deviations over seeds
-        for name, of_arms in by_metric.items():
-            if means := [row.mean for row in of_arms if row.mean is not None]:
-                difference, sd = max(means) - min(means), math.hypot(*(row.sd or 0.0 for row in of_arms))
-                spreads[name] = difference / sd if sd else difference and math.inf
-        names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
-        if len(names) > MAX_LINES:
-            names[1:] = sorted(names[1:], key=spreads.__getitem__, reverse=True)
-            caveat = (
-                f"A terminal shows {MAX_LINES} of {len(names)} metrics: the first, then those that differ most between "
-                "arms, relative to their standard deviations over seeds."
-            )
+        names = [name for name, of_arms in by_metric.items() if any(row.mean is not None for row in of_arms)]
+        many = len(names) > MAX_COLUMNS
+        caveat = f"A terminal shows the first {MAX_LINES} of {len(names)} metrics." * (len(names) > MAX_LINES)
         lines = [("metric" if many else "arm", *dict.fromkeys(row.arm for row in rows))]
         for name in names:
             scale = Scale.of(name, report.units)

@@ -131,9 +131,8 @@ class Crossed(Section[Cell]):
             Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
             for second in seconds
         ]
-        caption = (
-            f"Mean {scale.title} of every arm with its {interval_name(1, report.analysis)}, by {join_paths(labels)}."
-        )
+        interval = f" with its {interval_name(1, report.analysis)}" * any(row.low is not None for row in rows)
+        caption = f"Mean {scale.title} of every arm{interval}, by {join_paths(labels)}."
         if compared_rows(report.arms):
             caption += f" Arms are compared with {describe_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
@@ -155,6 +154,7 @@ class Interaction:
     high: float | None  #: its upper end
     p: float | None  #: two-sided p of this row alone
     p_corrected: float | None  #: the same, corrected for the family
+    lost: int = 0  #: lost seeds of the arms; with any, no interaction is claimed
 
 
 @section.register("interactions")
@@ -178,7 +178,7 @@ class Interactions(Section[Interaction]):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
             sizes = (row[name] and 2 * row[name] for name in ("difference", "low", "high"))
             yield Interaction(
-                *changes, row["pairs"], row["family"], *sizes, *(row[name] for name in ("p", "p_corrected"))
+                *changes, row["pairs"], row["family"], *sizes, *(row[name] for name in ("p", "p_corrected", "lost"))
             )
 
     def figure(self, rows: Sequence[Interaction], findings: Findings) -> Drawing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitlab.comparison.study import refusals_by_arm
+from vitlab.errors import format_count
 from vitlab.planning.values import Arm
 from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
@@ -46,8 +47,6 @@ class MainEffect:
     low: float | None  #: its interval, which holds for the whole family at once
     high: float | None  #: its upper end
     p_corrected: float | None  #: two-sided p, corrected for the family
-    collapsed: int = 0  #: pairs among them in which an average has collapsed
-    sound_difference: float | None = None  #: the difference without these; missing where there are none
 
 
 @section.register("main_effects")
@@ -81,9 +80,8 @@ class MainEffects(Section[MainEffect]):
         for ((level, against), arms), row in zip(effects.items(), averages, strict=True):
             if not row["pairs"]:  # its arms have not been trained yet
                 continue
-            names = ("pairs", "family", "verdict", "difference", "low", "high", "p_corrected", "sound_difference")
-            columns = {name: row[name] for name in names}
-            yield MainEffect(level, against, len(arms), **columns, collapsed=row["collapsed_pairs"])
+            names = ("pairs", "family", "verdict", "difference", "low", "high", "p_corrected")
+            yield MainEffect(level, against, len(arms), **{name: row[name] for name in names})
 
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing:
         labels = shorten_change_paths(rows)
@@ -95,16 +93,6 @@ class MainEffects(Section[MainEffect]):
             f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
             f"averaged over the other factors, with its {interval}; a filled dot is a verdict of better or worse.",
         )
-
-    def notes(self, rows: Sequence[MainEffect], findings: Findings) -> Iterator[str]:
-        for row in rows:
-            if row.collapsed and row.sound_difference is not None:
-                decimals = findings.scale.decimals_for_intervals([], [row.sound_difference])
-                yield (
-                    f"Warning: in {row.collapsed} of the {row.pairs} pairs of the main effect of {row.level}, seeds "
-                    f"have collapsed; it is {findings.scale.number(row.sound_difference, decimals, sign=True)} without "
-                    "them."
-                )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
         column, labels = Columns(rows), shorten_change_paths(rows)
@@ -126,7 +114,7 @@ class MainEffects(Section[MainEffect]):
 
 
 def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[str]:
-    """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
+    """Return a sentence about each factor of a grid, each interaction that is shown, and the others together."""
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
@@ -136,20 +124,35 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
     for name, rows in factors.items():
         levels = [
             f"{labels[row.level]} is {describe_above_or_below(row.difference, scale, decimals)} {labels[row.against]} "
-            f"({describe_interval_and_p(row, analysis, scale, decimals)}: {row.verdict})"
+            f"({describe_interval_and_p(vars(row), analysis, scale, decimals)}: {row.verdict})"
             for row in rows
             if row.difference is not None
         ]
         settings = " or ".join(map(str, sorted({row.settings for row in rows})))
         head = f"Main effect of {name}, averaged over {settings} settings of the other factors"
         sentences.append(f"{head}: {'; '.join(levels)}.")
-    decimals = difference_decimals(interactions, scale)
-    for row in interactions:
-        if row.difference is not None and row.p_corrected is not None and row.p_corrected <= analysis.alpha:
+    decimals, unclear = difference_decimals(interactions, scale), list[Any]()
+    for row in (row for row in interactions if row.difference is not None):
+        if row.lost or row.p_corrected is None or row.p_corrected > analysis.alpha:
+            unclear.append(row)
+        else:
             sentences.append(
                 f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
                 f"{scale.amount(row.difference, decimals)} {'more' if row.difference > 0 else 'less'} than the sum of "
-                f"both alone ({describe_interval_and_p(row, analysis, scale, decimals)}): "
+                f"both alone ({describe_interval_and_p(vars(row), analysis, scale, decimals)}): "
                 "a main effect of either averages unlike ones."
             )
-    return truncate_list(sentences)
+    sentences = truncate_list(sentences)
+    if unclear:
+        sentence = f"exploratory: no {'other ' * (len(unclear) < len(interactions))}interaction is shown"
+        if known := [row for row in unclear if row.low is not None and not row.lost]:
+            low, high = scale.end(min(row.low for row in known), decimals), max(row.high for row in known)
+            span = f"{low} to {scale.end(high, decimals)} {scale.points}".rstrip()
+            sentence += (
+                f"; an effect may still differ by {span} between levels of another factor "
+                f"({interval_name(known[0].family, analysis)} over {format_count(len(known), 'interaction')})"
+            )
+        if len(known) < len(unclear):
+            sentence += f"; {len(unclear) - len(known)} cannot be judged, because seeds are too few, collapsed or lost"
+        sentences.append(f"{sentence}.")
+    return sentences
