@@ -1,8 +1,8 @@
 """Screenshots of the guides, from a run of the quickstart: ``python docs/pictures.py FOLDER``.
 
 The quickstart is run and explained in the folder, which takes about two minutes, and ``explain.png`` and ``mlflow.png``
-are written beside the guides.  It needs Chromium (``chromium`` in the path).  Numbers differ slightly on another
-processor.
+are written beside the guides, and ``quickstart.png``, the top of its report, one folder above.  It needs Chromium
+(``chromium`` in the path).  Numbers differ slightly on another processor.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for words in (["run", "quickstart"], ["explain", "quickstart", "--image", "test:0", "--image", "test:3"]):
         subprocess.run([*VITLAB, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    report = folder.resolve() / "vitlab-runs" / "studies" / "quickstart" / "report" / "report.html"
+    shoot(report.as_uri(), (1200, 970), "../quickstart")
     page = folder.resolve() / "explained" / "quickstart" / "index.html"
     shoot(page.as_uri(), (1000, 1330), "explain")
     with serving(folder) as address:

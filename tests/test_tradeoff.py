@@ -305,15 +305,32 @@ def test_main_effect_is_averaged_over_settings_that_have_both_levels(tmp_path: P
     assert effects["model.a=2"].verdict == "better" and lost["model.a=2"] == "cannot tell", "chance is not known"
 
 
-def test_collapsed_seeds_of_a_main_effect_are_said(tmp_path: Path) -> None:
+def test_main_effect_with_collapsed_seeds_has_no_interval(tmp_path: Path) -> None:
     arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]}, seeds=6)
     arms["11"][1][0] = 0.1
     plan, store = study(tmp_path, arms)
-    part, row = all_sections()["main_effects"], rows_of("main_effects", plan, store)[0]
-    kept = [np.subtract(arms[f"1{b}"][1][1:], arms[f"0{b}"][1][1:]) for b in (0, 1)]
-    assert row.collapsed == 1 and row.sound_difference == pytest.approx(np.mean(kept))
-    [note] = part.notes([row], findings(plan, store))
-    assert "in 1 of the 6 pairs" in note and f"it is +{np.mean(kept):.4f} without them" in note
+    row = rows_of("main_effects", plan, store)[0]
+    assert row.low is None and row.p_corrected is not None
+
+
+def test_answer_says_how_large_an_interaction_that_is_not_shown_may_be(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]}, seeds=6)
+    plan, store = study(tmp_path, arms)
+    both, one, other, neither = (np.array(arms[name][1]) for name in ("11", "10", "01", "00"))
+    interval = stats.ttest_1samp(both - one - other + neither, 0.0).confidence_interval(0.95)
+    assert interval.low < 0 < interval.high
+    sentence = next(line for line in report.collect_report(plan, store).answers if "interaction" in line)
+    said = re.search(r"no interaction is shown; an effect may still differ by (\S+) to (\S+) ", sentence)
+    assert said is not None
+    ends = [float(end.replace("\N{MINUS SIGN}", "-")) for end in said.groups()]
+    [row] = rows_of("interactions", plan, store)
+    factor = 100 if "points" in sentence else 1
+    assert ends == pytest.approx([factor * interval.low, factor * interval.high], rel=0.2)
+    assert (row.low, row.high) == pytest.approx((interval.low, interval.high))
+    (store.folder(plan.trials[0].trial).path / "result.json").unlink()
+    store.folder(plan.trials[0].trial).write_failure("lost")
+    answers = report.collect_report(plan, store).answers
+    assert any("1 cannot be judged, because seeds are too few, collapsed or lost" in line for line in answers)
 
 
 def test_main_effects_are_of_crossed_arms_alone(tmp_path: Path) -> None:
