@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     for words in (["run", "quickstart"], ["explain", "quickstart", "--image", "test:0", "--image", "test:3"]):
         subprocess.run([*VITLAB, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     report = folder.resolve() / "vitlab-runs" / "studies" / "quickstart" / "report" / "report.html"
-    shoot(report.as_uri(), (1200, 970), "../quickstart")
+    shoot(report.as_uri(), (1200, 900), "../quickstart")
     page = folder.resolve() / "explained" / "quickstart" / "index.html"
     shoot(page.as_uri(), (1000, 1330), "explain")
     with serving(folder) as address:
