@@ -116,7 +116,7 @@ class _Spread:
     keys: frozenset[str]  #: of all trials
     variance: float  #: of the difference between two arms at one seed
     df: int
-    comparisons: int  #: arms that are compared with the baseline
+    variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
     varies_split: bool  #: whether its seeds have different splits, and the metric is of their validation images
     overlap: float  #: see :class:`vitlab.comparison.arrays.Comparisons`
 
@@ -129,7 +129,16 @@ def _make_forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: in
         raise UserError(
             "the values of earlier trainings are all equal, so seeds have no spread; choose another analysis.metric"
         )
-    low, high = replicates.sd_interval(sd, float(df.sum()), plan.analysis.alpha)
+    # The log of a pooled sd has this variance, plus what comparisons differ by beyond chance.
+    error = 1 / (2 * df.sum())
+    logs = np.array([math.log(one) / 2 for item in spreads for one in item.variances if one > 0])
+    if len(logs) > 2:
+        from scipy.special import polygamma
+
+        single_df = np.array([item.df / len(item.variances) for item in spreads for one in item.variances if one > 0])
+        between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
+        error += between / len(logs)
+    reach = math.exp(replicates.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
     one_baseline = len({arm.baseline for arm in plan.arms} - {None}) == 1
     variance = plan.analysis.variance if one_baseline else "own"
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
@@ -137,7 +146,8 @@ def _make_forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: in
     counts = sorted({*SEED_COUNTS, _largest_seed_count(plan)})
     detectable = tuple((n, sd * detectable_difference(n, *rules)) for n in counts)
     studies = tuple(dict.fromkeys(item.study for item in spreads))
-    return Forecast(kind, studies, sum(item.comparisons for item in spreads), sd, low, high, family, detectable)
+    comparisons = sum(len(item.variances) for item in spreads)
+    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, detectable)
 
 
 @lru_cache
@@ -195,7 +205,7 @@ def _paired_spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             keys=frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds),
             variance=2 * replicates.MeanSquares.from_table(table_AS).rest,
             df=len(arms) * (len(seeds) - 1),
-            comparisons=len(arms),
+            variances=tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist()),
             varies_split=_varies_split(stored, (trials[baseline, seed] for seed in seeds)),
             overlap=overlap,
         )
