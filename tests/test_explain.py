@@ -700,10 +700,9 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     folder = store.trial("k", "c")
     outcome = Outcome({"val/accuracy": 0.5}, (), "", 1, 8)
-    folder.write_result(
-        TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0))
-    )
-    trial = SimpleNamespace(key="k", code="c")
+    circumstances = Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)
+    folder.write_result(TrialResult("k", "c", "done", outcome, circumstances))
+    trial = SimpleNamespace(key="k", code="c", seeds={"init": 0})
     arms = {"plain": SimpleNamespace(trial=trial), "lost": SimpleNamespace(trial=SimpleNamespace(key="l", code="c"))}
     plan: Any = SimpleNamespace(study="some", first_trials=arms)
     sentences: list[str] = []
@@ -715,6 +714,9 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
         "plain": "another process is writing its trial; run again to explain it",
         "lost": "the trial of its first seed is missing",
     }
+    folder.write_result(TrialResult("k", "c", "diverged", replace(outcome, metrics={}), circumstances, "no number"))
+    write_arm_explanations(plan, store, [0], sentences.append)
+    assert sentences[-1] == "plain is not explained: it diverged: no number"
 
 
 def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -741,7 +743,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     folder.weights_file.touch()
     with pytest.raises(OSError, match="No space"):
-        explanations.write_explanations_to_trial(folder, [0])
+        explanations.write_explanations_to_trial(folder, 0, [0])
     assert {path.name for path in folder.path.iterdir()} == {folder.spec.name, folder.weights_file.name}
 
 

@@ -79,7 +79,7 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
-                write_explanations_to_trial(folder, missing)
+                write_explanations_to_trial(folder, planned.trial.seeds["init"], missing)
             continue
         except Busy:
             reasons[arm] = "another process is writing its trial; run again to explain it"
@@ -89,7 +89,7 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
     write_json(reasons_file(plan, store), reasons)
 
 
-def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> None:
+def write_explanations_to_trial(folder: TrialFolder, seed: int, indices: Sequence[int]) -> None:
     """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.
@@ -99,7 +99,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
         WeightsError: if the trial kept no weights.
     """
     # The caption names no arm or study, because the same trial may belong to several.
-    name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
+    name = f"trial {folder.path.parent.name[:12]}, seed {seed}"
     for index, explanation in zip(indices, iterate_explanations(folder, name, indices), strict=True):
         place = folder.path / "explain" / f"test-{index}"
         temporary = temporary_path(folder.path / "explain")
