@@ -158,7 +158,7 @@ class Tracker(ABC):
         try:
             with hold_lock_with_timeout(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
                 link = self.deliver(final=final, report=files_within(self.store.root, report))
-        except LockHeld as error:
+        except Busy as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
             return None
@@ -184,16 +184,12 @@ def files_within(root: Path, files: Iterable[Path]) -> list[Path]:
     return [file for file in there if file not in outside]
 
 
-class LockHeld(Exception):
-    """Error for a lock that another process holds."""
-
-
 @contextmanager
 def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
     """Hold a file's lock.
 
     Raises:
-        LockHeld: if another process still holds it after ``wait_s``.
+        Busy: if another process still holds it after ``wait_s``.
     """
     until = time.monotonic() + wait_s
     with ExitStack() as locks:
@@ -204,7 +200,7 @@ def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
             except Busy:
                 if not kill_orphan(file):  # a delivering process that hangs, whose driver is dead
                     if time.monotonic() >= until:
-                        raise LockHeld(f"{file} is held by another process") from None
+                        raise Busy(f"{file} is held by another process") from None
                     time.sleep(0.1)
         yield
 

@@ -45,6 +45,7 @@ COLOURS = {9: "#1f272d", 15: "#de7921", 19: "#3ba65e", 2: "#b45091", 8: "#facb66
 COLOURS |= {27: "#4299e0", 13: "#93320b", 25: "#0e538b", 12: "#8396a5", 22: "#c82d4c"}
 """Colours of arms in the order of the design, by their places in the page's palette, near those of reports."""
 RUN_NAME, ROOT = "attributes.`Run Name`", "tags.`vitlab.root`"  #: columns of the page's table: name, output folder
+DESCRIPTION = "attributes.`Description`"  #: column with the begin of a run's description
 PALETTE = 29  #: number of colours in the page's palette
 
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
@@ -181,7 +182,7 @@ def view_state(view: View) -> Json:
         "selectedColumns": list(view.columns),
         "columnOrder": [RUN_NAME, *view.columns],
         # In pixels; the page's own widths cut names.
-        "columnWidths": {RUN_NAME: 240, ROOT: 400, "tags.`verdict`": 160}
+        "columnWidths": {RUN_NAME: 190, ROOT: 400, "tags.`verdict`": 160}
         | {column: 6 * len(column) - 24 for column in view.columns if column.startswith("metrics.")},
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": by_arm if view.groups else None,

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import UserError, format_count, public
-from vitlab.planning.study_folder import checked_out_commit
 from vitlab.planning.values import Plan
 from vitlab.report.phrasing import Scale
 from vitlab.spec import RunSpec
@@ -68,13 +67,16 @@ class MlflowTracker(Replay):
     ) -> None:
         super().__init__(plan, store, run)
         self.address = parse_uri(uri, store.root)
-        self._models = arms.one_trial_per_arm(self.trials, model_seed) if models == "arms" else []
-        if models == "arms" and run.keep.which == "none":
-            raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
-        seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
-        if models == "arms" and seeds and not self._models:
-            allowed = ", ".join(map(str, sorted(seeds)))
-            raise UserError(f"run.tracker.model_seed: no trial has seed {model_seed}; allowed: {allowed}.")
+        self._models: list[TrackedTrial] = []
+        if models == "arms":
+            if run.keep.which == "none":
+                raise UserError(
+                    "run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last."
+                )
+            self._models = arms.one_trial_per_arm(self.trials, model_seed)
+            if model_seed is not None and not self._models:
+                allowed = ", ".join(map(str, sorted({planned.seed for planned in plan.trials})))
+                raise UserError(f"run.tracker.model_seed: no trial has seed {model_seed}; allowed: {allowed}.")
         self._root = f"{socket.gethostname()}:{store.root}"
         self._runs: TrialRuns | None = None
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
@@ -284,7 +286,7 @@ class MlflowTracker(Replay):
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
             dashboard.TRIALS: trials,
-            dashboard.RUNS: replace(trials, title="List of runs", kind=""),
+            dashboard.RUNS: replace(trials, title="List of runs", kind="", columns=[dashboard.DESCRIPTION, *columns]),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
 
@@ -346,10 +348,8 @@ def _page_links(experiment: str) -> list[str]:
 
 
 def _source_tags(study_file: Path) -> dict[str, str]:
-    """Return MLflow's tags for the user, the study file and the git commit of the current folder, if any."""
+    """Return MLflow's tags for the study file and the user who delivers."""
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
-    if commit := checked_out_commit(Path.cwd()):
-        tags["mlflow.source.git.commit"] = commit
     return tags

@@ -72,7 +72,7 @@ def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
     """
     trial, arm = planned.trial, truncate(planned.arm)
     return {
-        **({"arm": arm, "vitlab.arm": arm} if arm else {}),
+        **({"arm": arm} if arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,
@@ -142,8 +142,6 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     circumstances = result.circumstances
     values = {
         "vitlab.status": result.status,
-        "vitlab.host": circumstances.host,
-        "vitlab.attempts": str(circumstances.attempts),
         "vitlab.weights": result.outcome.weights,
     }
     values |= {f"vitlab.version.{mlflow_name(name)}": version for name, version in circumstances.versions.items()}
@@ -172,11 +170,11 @@ def load_confusion_matrices(predictions: Path) -> dict[str, pd.DataFrame]:
             continue
         classes = sorted({*own["label"], *own["prediction"]})
         counts = pd.crosstab(own["label"], own["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
-        if {"label_name", "prediction_name"} <= set(own):
-            names = dict(zip(own["label"], own["label_name"], strict=True))
-            names |= dict(zip(own["prediction"], own["prediction_name"], strict=True))
-            counts = counts.rename(index=names, columns=names)
-        tables[str(split)] = counts
+        names = {}
+        for column in ("label", "prediction"):
+            if f"{column}_name" in own:
+                names |= dict(zip(own[column], own[f"{column}_name"], strict=True))
+        tables[str(split)] = counts.rename(index=names, columns=names)
     return tables
 
 

@@ -112,7 +112,7 @@ class TrialRuns:
                 elif tags.get("vitlab.root") == self.root:
                     self.studies.append(run)
                 continue
-            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
+            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
             if identity not in items:
                 self._mark_as_superseded(run)
                 continue
@@ -135,17 +135,15 @@ class TrialRuns:
     def verify_points_and_files(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
-        A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
-        was removed.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends none.
+        A run that lacks some is not intact.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends
+        none.
         """
         name = records.mlflow_name(self.plan.analysis.metric)
-        for identity, mark in marks.items():
+        for mark in marks.values():
             if mark.run in self.intact:
-                has_ended = mark.has_result or mark.status == FAILED
-                lacks_all = has_ended and identity in self._filed and not mark.artifacts
                 points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
                 files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
-                if len(points) < mark.points or files < mark.artifacts or lacks_all:
+                if len(points) < mark.points or files < mark.artifacts:
                     self.intact.remove(mark.run)
 
     def ensure_study_run(self, status: str) -> Run:
@@ -175,17 +173,16 @@ class TrialRuns:
         """
         with tempfile.TemporaryDirectory() as place:
             content = self._collect_content(news, mark, Path(place))
-            if mark is not None:
-                now = replace(mark)
-                self._send_content(now.run, content)
-            else:
+            lacking = content
+            if mark is None:
                 training = (str(news.began), "") if news.began else ("", self.root)
                 runs = [run for run in self._runs[news.item.identity] if _training_identity(run) == training]
                 run = self.client.get_run(runs[0].info.run_id) if runs else None
                 lacking = self._content_missing_in_run(run, content) if run is not None else replace(content, tags={})
                 run = run or self._create_run(news, content.tags)
-                now = RunMark(run.info.run_id, run.info.status)
-                self._send_content(now.run, lacking)
+                mark = RunMark(run.info.run_id, run.info.status)
+            now = replace(mark)
+            self._send_content(now.run, lacking)
             self._update_mark(now, content)
         if news.end is not None:
             now.status = STATUS.get(news.end.how, FAILED)
@@ -413,7 +410,6 @@ def _lacks_data(run: Run, mark: RunMark) -> bool:
 IMAGES_FOLDER = "images"  #: artifact folder in which the page expects images
 IMAGE_TAG = "mlflow.loggedImages"  #: tag of runs that have images
 SMALL = 256  #: longer side of the page's thumbnails in pixels
-KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: keys that the page supports
 
 FIELD, GAP, TITLE = 480, 6, 26  #: side of a confusion matrix, space beside its labels, and height of a line, in pixels
 SHOWN = 0.8  #: part of the height of a square picture that the page shows; the rest is left white
@@ -461,7 +457,7 @@ def explanation_pictures(files: Iterable[Path]) -> Iterator[Picture]:
     """
     for file in files:
         key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
-        if file.suffix == ".png" and number.isdecimal() and KEY.fullmatch(key):
+        if file.suffix == ".png" and number.isdecimal():
             image = read_stored(file, _load_image)
             if image is not None:
                 yield Picture(key, int(number), image)
