@@ -105,7 +105,7 @@ def points(event: Event) -> list[Point]:
     """Return the points of a ``metrics`` event."""
     step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
-    return [Point(mlflow_name(name), replace_infinity(float(value)), event.t, step) for name, value in values.items()]
+    return _to_points(values, event.t, step)
 
 
 def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
@@ -124,12 +124,15 @@ def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     }
     if run.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / run.wall_s
-    return [Point(mlflow_name(name), replace_infinity(float(value)), t, 0) for name, value in values.items()]
+    return _to_points(values, t, 0)
 
 
-def replace_infinity(value: float) -> float:
-    """Replace an infinity by NaN: MLflow would store the largest float, which hides all else in a chart."""
-    return math.nan if math.isinf(value) else value
+def _to_points(values: Mapping[str, float], t: int, step: int) -> list[Point]:
+    """Return points; an infinity becomes NaN: MLflow would store the largest float, which hides all else in a chart."""
+    return [
+        Point(mlflow_name(name), math.nan if math.isinf(value) else float(value), t, step)
+        for name, value in values.items()
+    ]
 
 
 def start_tags(event: Event) -> dict[str, str]:
@@ -144,10 +147,8 @@ def result_tags(result: TrialResult) -> dict[str, str]:
         "vitlab.status": result.status,
         "vitlab.weights": result.outcome.weights,
     }
-    values |= {f"vitlab.version.{mlflow_name(name)}": version for name, version in circumstances.versions.items()}
-    values |= {
-        f"vitlab.numerics.{mlflow_name(name)}": format_value(value) for name, value in circumstances.numerics.items()
-    }
+    for kind, group in (("version", circumstances.versions), ("numerics", circumstances.numerics)):
+        values |= {f"vitlab.{kind}.{mlflow_name(name)}": format_value(value) for name, value in group.items()}
     return {name: truncate(value) for name, value in values.items()}
 
 
