@@ -125,6 +125,8 @@ class MlflowTracker(Replay):
             return link
         except Exception as error:
             self._runs = None
+            if not self.address.is_reachable():
+                raise Unreachable(f"{public(self.address.uri)} no longer answers") from error
             if getattr(error, "error_code", "") in service.REFUSALS:
                 raise Unreachable(
                     f"{public(self.address.uri)} refuses this user; set MLFLOW_TRACKING_USERNAME and "
