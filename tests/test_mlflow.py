@@ -651,8 +651,7 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     [view] = parse_qs(link.partition("?")[2])["viewStateShareKey"]
     state = json.loads(json.loads(page.tags[f"{dashboard.TAG}.{view}"])["state"])
     names = ("best/val/accuracy", "final/val/accuracy", "final/test/accuracy", "final/train/loss")
-    columns = ["attributes.`Description`", *(f"metrics.`{name}`" for name in names)]
-    assert state["selectedColumns"][:5] == columns, "how a trial ended comes first"
+    assert state["selectedColumns"][:4] == [f"metrics.`{name}`" for name in names]
     assert "compareRunsMode" not in link, "the page's default is a table"
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     listed = done.client.search_runs([page.experiment_id], state["searchFilter"], order_by=[order])
@@ -699,7 +698,7 @@ def test_description_without_report_counts_finished_trials(runs: Runs) -> None:
 def test_tag_with_the_arm_is_cut_to_what_mlflow_accepts(runs: Runs) -> None:
     planned = replace(runs.plan.trials[0], arm="a" * 6000)
     tags = records.trial_tags(runs.plan, planned, "trial")
-    assert len(tags["arm"]) == 5000
+    assert {len(tags["arm"]), len(tags["vitlab.arm"])} == {5000}
 
 
 def test_description_of_a_run_says_how_it_ended_and_what_it_is(runs: Runs) -> None:
@@ -715,11 +714,11 @@ def test_description_of_a_run_says_how_it_ended_and_what_it_is(runs: Runs) -> No
     accuracy = json.loads((runs.folder("position=none", 0).path / "result.json").read_text())
     accuracy = accuracy["outcome"]["metrics"]["val/accuracy"]
     diverged, bare, done, stopped = (html.unescape(run.data.tags["mlflow.note.content"]) for run in runs.runs())
-    assert diverged == "diverged: the *loss* is not finite\n\nmodel.position: learned"
+    assert diverged == "diverged: the *loss* is not finite\n\nseed 0 of arm baseline; model.position: learned"
     assert "&#42;" in runs.runs()[0].data.tags["mlflow.note.content"]
-    assert done == (f"done: val/accuracy {100 * accuracy:.1f} %\n\nmodel.position: none")
-    assert bare == "done\n\nmodel.position: learned"
-    assert stopped == "stopped; the next vitlab run resumes it\n\nmodel.position: none"
+    assert done == (f"done: val/accuracy {100 * accuracy:.1f} %\n\nseed 0 of arm position=none; model.position: none")
+    assert bare.startswith("done\n\nseed 1 of arm baseline; ")
+    assert stopped.startswith("stopped; the next vitlab run resumes it\n\nseed 1 of arm position=none; ")
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
@@ -835,9 +834,12 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
     assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4 + 1}, "one more is of the study"
     assert requests.pop("set_experiment_tag") == 6, "three views, the description as begun and as ended, the version"
     assert max(requests.values()) < 4, requests
+    monkeypatch.undo()
     holds_all_once(runs)
     files = {run.data.tags["seed"]: artifacts(runs, run.info.run_id) for run in runs.runs()}
-    assert files == {"0": ["spec.json"], "1": []} and sync(runs.out)[0].counts["trials"] == 0
+    assert files == {"0": ["spec.json"], "1": []}
+    delivered = [sync(runs.out)[0].counts["trials"] for _ in range(2)]  # now seed 1 has files, too
+    assert delivered == [2, 0] and all(artifacts(runs, run.info.run_id) == ["spec.json"] for run in runs.runs())
 
 
 def test_files_of_another_user_are_replaced(done: Runs, monkeypatch: Patch) -> None:
@@ -926,11 +928,12 @@ def test_sync_says_what_it_restored(done: Runs) -> None:
 
 
 @pytest.mark.parametrize("lost", ["after delivery", "in the middle", "before delivery"])
-def test_trial_without_journal_has_the_final_values_of_its_result(lost: str, runs: Runs, monkeypatch: Patch) -> None:
-    """Points that the journal has delivered stay as they are; curves that it has lost are not recovered."""
+def test_trial_without_journal_is_delivered_from_its_result(lost: str, runs: Runs, monkeypatch: Patch) -> None:
+    """Points that the journal has delivered stay as they are; those that are lost have the time of the end."""
     folder = runs.folder("baseline", 1).path
     journal, text = folder / "events.jsonl", (folder / "events.jsonl").read_text()
     result = (folder / "result.json").read_text()
+    points = {(name, value, step) for name, value, _, step in journalled(journal)}
     monkeypatch.setattr(replay, "LIVE_S", 0.0)
     if lost == "in the middle":
         lines = text.splitlines(keepends=True)
@@ -949,6 +952,12 @@ def test_trial_without_journal_has_the_final_values_of_its_result(lost: str, run
     steps = Counter((name, step) for name, _, _, step in stored.elements())
     assert set(steps.values()) == {1}, "one value a step"
     outcome = json.loads(result)["outcome"]
+    measured = {
+        (name, as_kept(value), moment["step"])
+        for moment in outcome["history"]
+        for name, value in moment["metrics"].items()
+    }
+    assert measured <= {(name, value, step) for name, value, _, step in stored} and measured <= points
     assert {name for name, *_, step in stored if step == 0} >= {f"final/{name}" for name in outcome["metrics"]}
     assert [study.info.status for study in runs.runs(kind="study")] == ["FINISHED"]
     assert sync(runs.out)[0].sentence == "nothing was missing"
@@ -1295,6 +1304,7 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     charts = {chart["metricKey"]: chart for chart in state["compareRunCharts"] if "metricKey" in chart}
     metrics = set().union(*(run.data.metrics for run in delivered.runs()))
     assert set(charts) == metrics, "the page draws what is missing at its end"
+    assert [name for name, chart in charts.items() if chart["deleted"]] == ["final/train/lr"], "nobody compares it"
     assert {charts[name]["type"] for name in ("final/val/accuracy", "final/test/accuracy", "cost/params")} == {"BAR"}
     assert {charts[name]["type"] for name in ("val/accuracy", "train/loss")} == {"LINE"}
     sections = [section["uuid"] for section in state["compareRunSections"]]
@@ -1363,7 +1373,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
         assert html.unescape(answer) == "[cannot tell: position=none" and link == f"{page.removeprefix('/')})"
     assert "of val accuracy (%) over n seeds" in html.unescape(notes[1])
     assert all(html.unescape(text).count(f"version {delivered.plan.version[:8]} in ") == 1 for text in notes)
-    assert "report%2Fsmall%2Farms.png" in note and pages["tiny"][1:] in notes[1]
+    assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
     for line in lines:
@@ -1439,9 +1449,9 @@ def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
 def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch) -> None:
     """Loaded by MLflow's own download with bitwise equal predictions, and stored once for any number of syncs."""
 
-    def models(seed: str = "0") -> dict[str, Any]:
+    def models(kind: str = "model") -> dict[str, Any]:
         actual = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
-        return {model.tags["arm"]: model for model in actual if model.tags["seed"] == seed}
+        return {model.tags["arm"]: model for model in actual if model.tags["vitlab.kind"] == kind}
 
     weights = runs.folder("baseline", 0).weights_file
     mine = weights.rename(runs.out.parent / "mine")
@@ -1470,13 +1480,18 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
         own, _ = vitlab.load(runs.file, arm=arm, seed=0, out=runs.out)
         assert torch.equal(actual(transform(images)).logits, own(transform(images)).logits)
     assert runs.tracker(models="arms", model_seed=1).close()
-    assert models("1").keys() == models("0").keys() == stored.keys()
+    assert models("superseded").keys() == stored.keys()
+    assert {model.tags["seed"] for model in models().values()} == {"1"}
     assert not [name for run in runs.runs() for name in artifacts(runs, run.info.run_id) if "weights" in name]
 
-    twin = models("1")["baseline"]
+    twin, tagged = models()["baseline"], list[str]()
     runs.client.create_logged_model(twin.experiment_id, "of a lost response", None, dict(twin.tags))
-    assert runs.tracker(models="arms", model_seed=1).close()
-    assert len(runs.client.search_logged_models([twin.experiment_id])) == 4
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_logged_model_tags", lambda _, model, tags: tagged.append(model))
+        assert runs.tracker(models="arms", model_seed=1).close()
+    every = runs.client.search_logged_models([twin.experiment_id])
+    assert Counter(model.tags["vitlab.kind"] for model in every) == {"model": 2, "superseded": 2}
+    assert not tagged, "a tag is sent where it differs"
 
 
 def test_summaries_are_replaced_one_by_one_and_deleted_last(runs: Runs) -> None:

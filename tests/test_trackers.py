@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,8 @@ from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Event, Store, TrialFolder
+from vitlab.store.result import Measurement
 from vitlab.testing import results
 from vitlab.trackers import Tracker, replay, tracker
 from vitlab.trackers.delivery import BackgroundDelivery, sync
@@ -282,9 +283,29 @@ def test_state_of_another_form_is_delivered_again_without_a_mark(tmp_path: Path)
     assert Lines(plan, store, RunSpec()).marks()
     places = json.loads(file.read_text())
     for state in (state for states in places.values() for state in states.values()):
+        del state["steps"]
         state["step"] = 7
     file.write_text(json.dumps(places))
     assert not Lines(plan, store, RunSpec()).marks()
+
+
+def test_second_measurement_of_a_step_that_the_journal_lost_is_recovered() -> None:
+    """Test metrics of the best weights are measured last, at an earlier step; what the journal has is not repeated."""
+    history = tuple(Measurement(step, 0.0, step, {"val/loss": 1.0}) for step in (1, 2, 3, 4))
+    best = replace(history[1], metrics={"val/loss": 1.0, "test/loss": 2.0})
+    outcome = SimpleNamespace(history=(history[0], best, *history[2:]))
+    end: Any = SimpleNamespace(t=9, result=SimpleNamespace(outcome=outcome))
+    journal = [Event(0, "metrics", asdict(moment)) for moment in history[:3]]
+    lost = [(2, {"test/loss": 2.0}), (4, {"val/loss": 1.0})]
+    for delivered in (0, 1, 3):  # measurements that the journal had as it was delivered
+        steps = {"val/loss": delivered} if delivered else {}
+        events = replay._recover_lost_metrics(end, journal[delivered:], steps)
+        assert [(event.body["step"], event.body["metrics"]) for event in events] == lost
+    second = Event(0, "metrics", {**asdict(best), "metrics": {"test/loss": 2.0}})
+    events = replay._recover_lost_metrics(end, [second], {"val/loss": 3})
+    assert [(event.body["step"], event.body["metrics"]) for event in events] == lost[1:]
+    # What was delivered before the journal lost it is not delivered again.
+    assert not replay._recover_lost_metrics(end, [], {"val/loss": 4, "test/loss": 2})
 
 
 def test_delivered_line_that_a_journal_loses_later_is_not_repeated(

@@ -29,7 +29,7 @@ from vitlab.store.folders import OPEN, TrialFolder
 from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, files_within, records, service
 from vitlab.trackers.replay import TrackedTrial
-from vitlab.trackers.trials import FINISHED
+from vitlab.trackers.trials import FINISHED, SUPERSEDED
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -170,6 +170,7 @@ def deliver_summaries(
 # -- models ------------------------------------------------------------------------------------------------------------
 
 READY = "READY"
+KIND, MODEL = "vitlab.kind", "model"
 NAME = re.compile(r"[/:.%\"']")  #: characters that MLflow allows in no model name
 README = """# {name}
 
@@ -227,13 +228,21 @@ def deliver_models(
         arm, trial = item.planned.arm, item.planned.trial
         tags = {"arm": arm, "seed": str(item.planned.seed), "vitlab.root": root, "vitlab.trial": trial.key}
         tags |= {"vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
-        equal = [model for model in stored if tags.items() <= model.tags.items()]
-        for model in equal[1:]:  # left by a lost response
-            client.delete_logged_model(model.model_id)
-        if not equal:
+        model = None
+        for old in (old for old in stored if old.tags.get("arm") == arm):
+            equal = tags.items() <= old.tags.items()  # else of an earlier training of the trial, or of another seed
+            kind = MODEL if equal else SUPERSEDED
+            if equal and model is not None:  # left by a lost response
+                client.delete_logged_model(old.model_id)
+                continue
+            model = old if equal else model
+            if old.tags.get(KIND) != kind:
+                client.set_logged_model_tags(old.model_id, {KIND: kind})
+        if model is None:
             name = f"{NAME.sub('_', arm)[:200]} s{item.planned.seed}"
-            equal = [client.create_logged_model(experiment, name, run, tags, dict(item.params), model_type="vitlab")]
-        model = equal[0]
+            model = client.create_logged_model(
+                experiment, name, run, {**tags, KIND: MODEL}, dict(item.params), model_type="vitlab"
+            )
         if str(model.status) != READY:
             _store_model(client, model.model_id, item, files, run, result.outcome.steps)
             points = records.final_points(result, analysis)

@@ -55,6 +55,9 @@ AXES = 8  #: maximum number of parameters on one parallel plot
 GROUPS = (("Final values", ("final/", "best/")), ("Curves", ("val/", "train/")), ("Cost", ("cost/",)))
 """Titles of the sections of trials' metrics, and the prefixes of their metrics."""
 
+NOT_COMPARED = {f"final/train/{name}" for name in ("lr", "skipped_steps", "weights_step")}
+"""Final values whose charts are deleted, because the page would draw those that are missing."""
+
 CURVES = ("val", "test", "train", "system", "progress")
 """First parts of the names of metrics that have a value at many steps."""
 
@@ -202,7 +205,7 @@ def encode_view(view: View, created_ms: int) -> str:
 
 
 def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
-    common = {"metricSectionId": section, "deleted": False, "runsCountToCompare": BARS}
+    common = {"metricSectionId": section, "deleted": name in NOT_COMPARED, "runsCountToCompare": BARS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
@@ -239,17 +242,19 @@ def escape_markdown(text: str) -> str:
     return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
-def describe_arms(answer: str, study: str, metric: str) -> str:
+def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
     """Return the description of the experiment of summaries.
 
     Args:
         answer: what the report says, as a link to the table.
         study: link to the study, and which version of it is described.
         metric: the study's metric, with its unit.
+        run_id: the id of the run that holds the figure of the arms; empty if there is none.
     """
+    picture = f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else ""
     return (
         f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of {escape_markdown(metric)} "
-        f"over n seeds, differences and adjusted p values, as in the report."
+        f"over n seeds, differences and adjusted p values, as in the report.\n{picture}"
     )
 
 

@@ -211,8 +211,9 @@ class MlflowTracker(Replay):
             summary = page.experiment_id
             self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric_title, summaries)
             place = dashboard.comparison_link(summary, dashboard.SUMMARY)
+            picture = run if "arms.png" in files else ""
             about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, place), about, self._metric_title)
+            text = dashboard.describe_arms(link(answer, place), about, self._metric_title, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(f"[table of arms with intervals]({place})")
         headline = link(answer, place)

@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -211,14 +211,22 @@ class Replay(Tracker):
         if not events and name in ("", state.end):
             return
         if self.whole_trials:
-            events = folder.events()[0]
+            events, state = folder.events()[0], replace(state, steps={})
         elif name == state.end:
             end = None
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
+        if end is not None and end.result is not None:
+            events = [*_recover_lost_metrics(end, events, state.steps), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
-        states.trials[item.identity] = _TrialState(mark, offset, began, name, last)
+        measured = (event.body for event in events if event.kind == "metrics")
+        steps = state.steps | {
+            metric: max(body["step"], state.steps.get(metric, -1))
+            for body in sorted(measured, key=lambda body: body["step"])
+            for metric in body["metrics"]
+        }
+        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, steps)
 
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
@@ -259,6 +267,31 @@ def training_start(folder: TrialFolder) -> int:
     return 0
 
 
+def _recover_lost_metrics(end: End, events: Iterable[Event], delivered: Mapping[str, int]) -> list[Event]:
+    """Return the metrics that a journal has lost and that are not delivered, from the result.
+
+    A step may have two measurements, and the second one may follow those of later steps: each metric by itself is
+    measured at growing steps.  Their times are not known, so they have the time of the trial's end.
+
+    Args:
+        end: the trial's end, with a result.
+        events: events of the journal that are not delivered yet.
+        delivered: metric to its last delivered step.
+    """
+    assert end.result is not None
+    new = {(name, event.body["step"]) for event in events if event.kind == "metrics" for name in event.body["metrics"]}
+    recovered: list[Event] = []
+    for moment in end.result.outcome.history:
+        metrics = {
+            name: value
+            for name, value in moment.metrics.items()
+            if moment.step > delivered.get(name, -1) and (name, moment.step) not in new
+        }
+        if metrics:
+            recovered.append(Event(end.t, "metrics", {**asdict(moment), "metrics": metrics}))
+    return recovered
+
+
 def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
     """Return the identifier of a trial's ending and the ending; an empty identifier if the trial has not ended."""
     if result is not None:
@@ -282,6 +315,7 @@ class _TrialState:
     began: int = 0  #: see :func:`training_start`
     end: str = ""  #: identifier of the delivered ending, see :func:`_read_ending`
     last_t: int = 0  #: time of the last event that is not an ending
+    steps: dict[str, int] = field(default_factory=dict)  #: of the last delivered value of each metric
 
 
 @dataclass

@@ -238,7 +238,7 @@ class TrialRuns:
         return content
 
     def _describe_trial(self, news: TrialUpdate) -> str:
-        """Return how a trial ended, with the study's metric, and then the values of the options that vary."""
+        """Return how a trial ended, with the study's metric, and then its arm, its seed and what the arm varies."""
         planned, end, analysis = news.item.planned, news.end, self.plan.analysis
         ending = "in training"
         if end is not None:
@@ -253,8 +253,9 @@ class TrialRuns:
                 text = scale.number(value, scale.decimals_for_values([value], 1, 4))
                 ending += f": {'best ' * (analysis.at == 'best')}{scale.metric} {text} {scale.unit}".rstrip()
         values = next((arm.values for arm in self.plan.arms if arm.name == planned.arm), {})
-        options = "; ".join(f"{path}: {format_value(value)}" for path, value in values.items())
-        return records.truncate("\n\n".join(map(escape_markdown, filter(None, [ending, options]))))
+        options = "".join(f"; {path}: {format_value(value)}" for path, value in values.items())
+        what = f"seed {planned.seed} of {'arm ' * bool(planned.arm)}{news.item.name.rpartition('/')[0]}{options}"
+        return records.truncate("\n\n".join(map(escape_markdown, [ending, what])))
 
     def _stage_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""
@@ -275,6 +276,8 @@ class TrialRuns:
         pictures = list(explanation_pictures(files))
         if folder.predictions in files:
             for split, table in (read_stored(folder.predictions, records.load_confusion_matrices) or {}).items():
+                (place / "confusion").mkdir(exist_ok=True)
+                (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
                 pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
         if pictures:
             content.images = write_image_files(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
