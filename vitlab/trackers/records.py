@@ -171,7 +171,7 @@ def load_confusion_matrices(predictions: Path) -> dict[str, pd.DataFrame]:
             continue
         classes = sorted({*own["label"], *own["prediction"]})
         counts = pd.crosstab(own["label"], own["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
-        names = {}
+        names: dict[object, object] = {}
         for column in ("label", "prediction"):
             if f"{column}_name" in own:
                 names |= dict(zip(own[column], own[f"{column}_name"], strict=True))
