@@ -26,7 +26,7 @@ test: style
 	$(PYTEST) -m "not slow"; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests || types))
 
-# The tests that take longest, about 3 s each or more; CI runs them after the others.
+# The tests that take about a second each, or more; CI runs them after the others.
 test-slow: .venv/ready-dev
 	$(PYTEST) -m slow
 

@@ -92,7 +92,7 @@ def test_few_frames_lead_to_a_training_step_and_a_study_loads_few_modules(tmp_pa
 def test_package_does_not_grow() -> None:
     """Count Python's own tokens: a docstring is one; comments, new lines and indents are none, so dense lines hide nothing.
 
-    Whoever adds a feature looks first what can go. A higher bound needs a reason in docs/pages/log.md, *Size*.
+    Whoever adds a feature looks first what can go. A higher bound needs a reason in docs/pages/log.md.
     """
     none = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     files = sorted((ROOT / "vitlab").rglob("*.py"))
