@@ -73,8 +73,6 @@ def _restore_plugin_files() -> Iterator[None]:
             loader = sys.modules["vitlab.registry.file_loader"]
             loader.remove_origin(file.origin)
             del loader.plugins.files[module]
-            if loader._origins.get(file.path) == file.origin:
-                del loader._origins[file.path]
 
 
 def _loaded_files() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.planning.packaged import packaged_studies, read_header
+from vitlab.planning.packaged import packaged_studies
 from vitlab.report.comparison import COLUMNS
 from vitlab.report.formats import escape_markdown, markdown_table
 from vitlab.report.report import Report
@@ -101,6 +101,18 @@ def document(study: str) -> Report:
     """Return the stored report of a study; columns that the table of arms had not then are None."""
     doc: dict[str, Any] = json.loads((FOLDER / study / "report.json").read_text(encoding="utf-8"))
     return Report.from_json(doc | {"arms": [dict.fromkeys(COLUMNS) | row for row in doc["arms"]]})
+
+
+def read_header(file: Path) -> dict[str, str]:
+    """Return the entries of the comment at the top of a packaged study, such as ``Cost``, by their first word."""
+    entries: dict[str, str] = {}
+    name = ""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if (match := re.fullmatch(r"# (?:(\w+))? +(.*)", line)) is None:
+            break
+        name = match[1] or name
+        entries[name] = f"{entries[name]} {match[2]}" if match[1] is None else match[2]
+    return entries
 
 
 def command(study: str) -> str:

@@ -846,7 +846,9 @@ def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
     # A baseline lies beside its study, so that FILES of a pattern such as *.yaml has it too.
     code, printed, _ = call("validate", ran[0], ROOT / "pipelines" / "quickstart.baseline.yaml")
-    assert code == 0 and re.fullmatch(r".*: 2 arms, 4 trials\n.*baseline\.yaml: a baseline .*: skipped\n", printed)
+    assert code == 0 and re.fullmatch(
+        r".*: 2 arms, 4 trials\n.*no interval.*\n.*baseline\.yaml: a baseline .*: skipped\n", printed
+    )
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "name"])

@@ -85,7 +85,7 @@ def test_finished_study_writes_nothing_and_shows_its_report(finished: Path, monk
     for owner, name in ((report, "collect_report"), (report, "write"), (scheduler.Schedule, "for_trials")):
         monkeypatch.setattr(owner, name, lambda *_: pytest.fail("a finished study needs none of these"))
     answer, printed = run()
-    assert (answer.trained, answer.cached, answer.failed, answer.elsewhere) == (0, 4, 0, 0)
+    assert (answer.trained, answer.cached, answer.failed) == (0, 4, 0)
     assert state(finished) == before
     monkeypatch.undo()
     assert printed == report.render(answer.plan, answer.store, "terminal")

@@ -16,7 +16,7 @@ import synthetic_studies
 from scipy import stats
 from test_docs import ROOT, docs_module
 
-from vitlab.planning.packaged import packaged_studies, read_header
+from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Plan
 from vitlab.report import Report, phrasing
@@ -105,7 +105,7 @@ def test_differences_equal_independent_statistics(study: str) -> None:
 def test_findings_in_header_are_on_page(study: str) -> None:
     """A number is one of the arms that its clause names, or of the literature in the same header."""
     plan, _, _, doc = stored(study)
-    head = read_header(packaged_studies()[study])
+    head = docs_module("gallery").read_header(packaged_studies()[study])
     laws = [cell for name in ("scaling", "blocks") for column in section_columns(name, doc) for cell in column.cells]
     everywhere = numbers(head["Expect"], "\n".join(doc["notes"]), *laws, *baseline_texts(plan, doc))
     texts = {row["arm"]: list(arm_texts(row["arm"], plan, doc)) for row in doc["arms"]}
@@ -120,7 +120,8 @@ def test_findings_in_header_are_on_page(study: str) -> None:
 
 @pytest.mark.parametrize("study", [name for name in packaged_studies() if "/" not in name])
 def test_finding_in_table_of_studies_is_that_of_header(study: str, pages: dict[str, str]) -> None:
-    head, finding = read_header(packaged_studies()[study]), docs_module("gallery").finding(study)
+    gallery = docs_module("gallery")
+    head, finding = gallery.read_header(packaged_studies()[study]), gallery.finding(study)
     assert finding.startswith("not run yet: needs ") == ("Found" not in head)
     missing = numbers(finding) - numbers(head["Found"]) if "Found" in head else ()
     assert not missing

@@ -119,7 +119,9 @@ def test_frames_are_read_with_their_index() -> None:
         assert means(vitlab.judge(frame, metric="acc", arm="arm")) == pytest.approx(MEANS)
     wide = FRAME.pivot(index="seed", columns="arm", values="acc")
     assert means(vitlab.judge(wide, metric="acc")) == pytest.approx(MEANS)
-    with pytest.raises(UserError, match="results: a frame, the path of a table or a URI is allowed; found a list"):
+    with pytest.raises(
+        UserError, match="results: a frame, the path of a table or a URI is allowed; found an empty list"
+    ):
         judge([], metric="acc")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="several levels"):
         judge(FRAME.pivot(index="seed", columns="arm"), metric="acc")

@@ -621,7 +621,7 @@ def test_diverged_trial_is_a_result(folder: Any) -> None:
     assert result.outcome.metrics == {} and result.outcome.weights == ""
     assert folder("t").result() == result and folder("t").failure() is None
     assert not folder("t").weights_file.exists() and not folder("t").predictions.exists()
-    assert folder("t").events()[0][-1].body == {"status": "diverged", "failure": result.failure}
+    assert folder("t").events()[0][-1].body == {"step": 4, "status": "diverged", "failure": result.failure}
     again = run_trial(wild, folder("again"), Settings(every_s=0.0))
     assert again is not None and again.outcome == result.outcome
 

@@ -129,8 +129,7 @@ def plan_study(
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if problems := [document.problem(*each) for each in _components_of_this_process_alone(plan, study.run, plugins)]:
-        raise SpecError(problems)
+    _require_components_of_workers(plan, study.run, plugins, document)
     _require_whole_batches(plan, study.run, document)
     notes = (*plan.notes, *_notes_on_data_and_averages(plan, document, store), *notes_on_unused_mps(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
@@ -347,10 +346,9 @@ def _component_file_modules(study: Study | None, loaded: Sequence[registry.Origi
     return frozenset(map(registry.plugins.file_module_name, loaded))
 
 
-def _components_of_this_process_alone(
-    plan: Plan, run: RunSpec, plugins: Sequence[str | Path]
-) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a mistake for each component of a plan that is defined where the executor's workers do not find it."""
+def _require_components_of_workers(plan: Plan, run: RunSpec, plugins: Sequence[str | Path], document: Document) -> None:
+    """Raise SpecError for each component of a plan that is defined where the executor's workers do not find it."""
+    problems = []
     trials = [*plan.prerequisites, *(item.trial for item in _all_trials(plan))]
     for origin in sorted({origin for trial in trials for origin in trial.origins}):
         component, source, version = origin.rsplit(" ", 2)
@@ -359,12 +357,14 @@ def _components_of_this_process_alone(
         if version != UNVERSIONED or (plugins and not is_main) or slot("executor").get(run.executor.type).in_driver:
             continue
         where = "this notebook or script" if is_main else f"module {source}"
-        yield (
-            ("run", "executor"),
+        sentence = (
             f"{name}' is defined in {where}, which the workers of executor '{run.executor.type}' do not import; give "
             "them a file by --plugin FILE (in Python plugins=['FILE']) or a package with an entry point, or set "
-            "run.executor: inline",
+            "run.executor: inline"
         )
+        problems.append(document.problem(("run", "executor"), sentence))
+    if problems:
+        raise SpecError(problems)
 
 
 def _count_cost(choice: Choice | Tree, info: DataInfo) -> Cost:
