@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic_studies
@@ -11,7 +12,9 @@ from click.testing import CliRunner
 
 from vitlab import registry, report
 from vitlab.cli import cli
+from vitlab.errors import VitlabError
 from vitlab.planning.study_folder import write_registered_plan
+from vitlab.report.sections import Section, section
 from vitlab.testing import check_component
 
 PLUGIN = """
@@ -118,3 +121,14 @@ def test_section_named_as_a_value_of_the_report_fails_contract_test(plugin: Path
     registry.load_file(plugin)
     with pytest.raises(AssertionError, match="every report stores its own notes under this name; rename the section"):
         check_component("section", "notes")
+
+
+def test_figure_with_other_arguments_is_refused() -> None:
+    class Wide(Section[Any]):
+        """A figure of a given width."""
+
+        def figure(self, rows: Any, findings: Any, width: float) -> None:  # type: ignore[override]
+            """Draw."""
+
+    with pytest.raises(VitlabError, match=r"figure\(self, rows, findings, width\); its arguments are self, rows and"):
+        section.register("wide")(Wide)

@@ -64,6 +64,11 @@ class TrialProgress:
         self.has_begun = False  #: whether a worker has written since
         self.is_divergence_told = False
 
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the trial has diverged; its result may come later, with those of its stack."""
+        return self.latest.get("status") == Ending.DIVERGED and bool(self.latest.get("failure"))
+
     def read_new_events(self) -> None:
         """Read the lines that have been appended to the journal, and the step of a new checkpoint."""
         events, self._offset = self.folder.events(self._offset)
@@ -215,11 +220,12 @@ class _Display(Watch):
         self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
-        progress = self._running.pop(planned.trial.name, None)
+        name = planned.trial.name
+        progress = self._running.pop(name, None) or self._paused.pop(name, None)
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
             self._failed += ending == Ending.FAILED
-            self._open.pop(planned.trial.name, None)
+            self._open.pop(name, None)
             self._before += progress.share_at_start if progress is not None else 0.0
         reason = detail.partition("\n")[0]
         is_diverged = ending == Ending.DONE and bool(reason)
@@ -237,11 +243,11 @@ class _Display(Watch):
         sample = []
         for name, progress in running[:SAMPLE]:
             progress.read_new_events()
-            if not (why := progress.latest.get("failure")):
+            if not progress.has_diverged:
                 sample.append(progress)
             elif not progress.is_divergence_told:  # its result comes with those of the trials it is trained with
                 progress.is_divergence_told = True
-                self._note_ending(self._open[name], Ending.DIVERGED, why)
+                self._note_ending(self._open[name], Ending.DIVERGED, progress.latest["failure"])
         all_to_sample = len(running) / max(1, len(sample))
         paused = sum(progress.share for progress in self._paused.values())
         self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
@@ -307,7 +313,7 @@ class _Display(Watch):
             name, value = trial_name(self._open[key]), progress.latest.get("metrics", {}).get(scale.metric)
             state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
             detail = "" if value is None else _format_value(value, scale)
-            if progress.latest.get("failure"):
+            if progress.has_diverged:
                 state, detail = Ending.DIVERGED, ""
             running[key] = RUNNING, Row(name, progress.share, state, detail)
             if key in self._paused:

@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -123,6 +124,7 @@ class Ray(PollingExecutor):
         self._bell: Any = None
         self._stopping = False
         self._running: dict[Any, _SubmittedJob] = {}  #: by stream
+        self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, object]) -> str | None:
@@ -185,7 +187,7 @@ class Ray(PollingExecutor):
                 for folder in folders:
                     folder.prepare_for_attempt()
                 worker.refer_to_shared_log(job)
-                files = [(path, self._ray.put(file.read_bytes())) for path, file in list_input_files(job)]
+                files = [(path, self._put_file(file, job)) for path, file in list_input_files(job)]
             else:
                 worker.append_to_log(job.folder, f"handed to Ray as {token}")
             if self._bell is None:
@@ -236,6 +238,14 @@ class Ray(PollingExecutor):
             return self._files == "copy"
         here = self._ray.util.get_node_ip_address()
         return any(node["NodeManagerAddress"] != here for node in self._ray.nodes() if node["Alive"])
+
+    def _put_file(self, file: Path, job: Job) -> Any:
+        """Put a file into the object store; files of prerequisites, which several trials may share, only once."""
+        if file.parent in job.folders or file.parent.parent in job.folders:
+            return self._ray.put(file.read_bytes())
+        if file not in self._shared:
+            self._shared[file] = self._ray.put(file.read_bytes())
+        return self._shared[file]
 
     def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Wait for an item of any stream, and take one item of each stream that has some."""

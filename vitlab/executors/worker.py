@@ -100,11 +100,14 @@ def run_job(
             ending is then ``stopped``.
         report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
+    is_late = False
 
     def count_step_and_check_stop() -> bool:
+        nonlocal is_late
         if next(steps) == 1:
             report_stage("begun")
-        return time.monotonic() > deadline or stop()
+        is_late = time.monotonic() > deadline
+        return is_late or stop()
 
     try:
         execute = import_object(job.runner, "execute")
@@ -113,7 +116,6 @@ def run_job(
             steps, deadline = itertools.count(), time.monotonic() + (job.timeout_s or math.inf)
             report_stage("tries")
             ends = execute(replace(job, trials=remaining), count_step_and_check_stop)
-            is_late = time.monotonic() > deadline
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == Deferral.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]

@@ -32,6 +32,8 @@ FINALS = (
     "of each run"
 )
 ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
+KNOWN_ENDINGS = files.ENDED | files.UNENDED | files.LOST | files.DIVERGED
+"""Words that a status column may have, in lower case."""
 _NAME_WITH_SEED = re.compile(r"(.*?)(?:^|[\W_]+)(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
 
 
@@ -272,10 +274,11 @@ def _drop_running_and_mask_failed(
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
     cells, name = column_to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
     if name in files.LOST | files.DIVERGED:
-        if not cells.isin(files.FLAGS).all():  # such as 'failure', which holds sentences
+        flags = {"": "done"} | {cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()}
+        cells = cells.replace(flags)
+        if not cells.isin(KNOWN_ENDINGS).all():  # such as 'failure', which holds sentences
             return frame
-        cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})
-    is_known = cells.isin(files.ENDED | files.UNENDED | files.LOST | files.DIVERGED)
+    is_known = cells.isin(KNOWN_ENDINGS)
     if not is_known.any():
         return frame
     remarks.add_mistakes(

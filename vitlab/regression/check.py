@@ -170,7 +170,7 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
     try:
         return *_read_data_and_plan(request), baseline
     except SpecError as mistakes:
-        problems, given = mistakes.mistakes, {plugin.name for plugin in request.plugins}
+        problems, given = mistakes.problems, {plugin.name for plugin in request.plugins}
         arms = () if baseline.facts is None else baseline.facts.arms.values()
         origins = "\n".join(origin for arm in arms for origin in arm.origins)
         if files := sorted({*re.findall(r"(?m)^\w+:\S+ (.+\.py) \S+$", origins)} - given):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vitlab.comparison.study import describe_few_prerequisites, prerequisites_by_arm
 from vitlab.driver.session import Watch, iterate_with_time_left
-from vitlab.errors import format_count
+from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import Values
@@ -62,7 +62,7 @@ CellT = TypeVar("CellT", Cell, Outlook)
 
 
 def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
-    """Return the final values of a trained study by metric, arm and seed."""
+    """Return the final values of a trained study by metric, arm and seed; a metric without any raises UserError."""
     outcomes = frame.gather_trials(plan, store)
     table = frame.trials_to_frame(plan, outcomes)
     metrics: dict[str, dict[str, dict[int, float]]] = {}
@@ -70,6 +70,11 @@ def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
     for metric, goal in judged_goals(study).items():
         if metric not in table:
             table[metric] = NAN
+        if table["status"].eq(Ending.DONE).any() and table[metric].isna().all():
+            reported = [name for name in map(str, table) if frame.is_metric(name) and table[name].notna().any()]
+            raise UserError(
+                f"no trial has the metric {metric}.{nearest(metric, reported)} Metrics: {', '.join(reported)}."
+            )
         changes = {} if metric == study.analysis.metric else {"metric": metric, "goal": goal, "at": "last"}
         analysis = study.analysis.model_copy(update=changes)
         quanta[metric] = frame.metric_quantum(replace(plan, analysis=analysis), outcomes)

@@ -44,9 +44,9 @@ KINDS = {
 
 EXAMPLES = {
     "study": "mine",
-    "base": "{data: digits, model: vit, train: {epochs: 20}}",
+    "base": "{data: digits, model: {type: vit, patch_size: 2}, train: {epochs: 20}}",
     "base.data": "digits",
-    "base.model": "vit",
+    "base.model": "{type: vit, patch_size: 2}",
     "base.train": "{epochs: 20}",
 }
 """Required key of a study to an example of its value."""
@@ -300,11 +300,11 @@ def _say_what_to_write(words: str, value: Any, path: Path) -> str:
     """Return the end of a sentence on a value of a wrong type: what to write in its place, if that is known."""
     if words == "a list" and type(value) in (str, int, float) and path != ("where",):
         return f"; write [{value}]"
-    if words == "a list" and isinstance(value, Mapping) and value:
+    if words == "a list" and isinstance(value, Mapping) and value and path[0] == "design":
         return f"; write {path[-1]}.{next(iter(value))}: [...]"
     if words.endswith("number") and isinstance(value, list):
         return "; values to compare belong in design"
-    key = ".".join(part for part in path if isinstance(part, str))
+    key = path[0] if path[0] == "design" else ".".join(part for part in path if isinstance(part, str))
     return f"; 'vitlab show {key}' describes it" if words == "a mapping" else ""
 
 

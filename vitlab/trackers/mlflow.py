@@ -74,7 +74,7 @@ class MlflowTracker(Replay):
                     "run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last."
                 )
             self._models = arms.one_trial_per_arm(self.trials, model_seed)
-            if model_seed is not None and not self._models:
+            if model_seed is not None and plan.trials and not self._models:
                 allowed = ", ".join(map(str, sorted({planned.seed for planned in plan.trials})))
                 raise UserError(f"run.tracker.model_seed: no trial has seed {model_seed}; allowed: {allowed}.")
         self._root = f"{socket.gethostname()}:{store.root}"

@@ -72,7 +72,7 @@ def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
     """
     trial, arm = planned.trial, truncate(planned.arm)
     return {
-        **({"arm": arm} if arm else {}),
+        **({"arm": arm, "vitlab.arm": arm} if arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,

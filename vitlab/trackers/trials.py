@@ -111,7 +111,7 @@ class TrialRuns:
                 elif tags.get("vitlab.root") == self.root:
                     self.studies.append(run)
                 continue
-            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
+            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
                 self._mark_as_superseded(run)
                 continue
@@ -134,15 +134,17 @@ class TrialRuns:
     def verify_points_and_files(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
-        A run that lacks some is not intact.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends
-        none.
+        A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
+        was removed.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends none.
         """
         name = records.mlflow_name(self.plan.analysis.metric)
-        for mark in marks.values():
+        for identity, mark in marks.items():
             if mark.run in self.intact:
+                has_ended = mark.has_result or mark.status == FAILED
+                lacks_all = has_ended and identity in self._filed and not mark.artifacts
                 points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
                 files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
-                if len(points) < mark.points or files < mark.artifacts:
+                if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
 
     def ensure_study_run(self, status: str) -> Run:

@@ -316,7 +316,7 @@ class ImageTable(PictureSet):
         if match is None:
             raise DataError(f"image_table: {HUB}{address} is no data set; write {HUB}ORGANISATION/NAME")
         name, revision, folder = match.groups()
-        patterns, local = files.expand_braces(folder), self.download == "never"
+        patterns, local = [] if folder[-1:] in ("", "/") else files.expand_braces(folder), self.download == "never"
         patterns += [f"{folder}*{suffix}" for suffix in SUFFIXES]  # if it is no pattern
         try:
             root = snapshot_download(

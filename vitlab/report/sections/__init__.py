@@ -18,6 +18,7 @@ format is rendered from the stored rows; figures alone are drawn from the result
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,7 +119,13 @@ class Section(Generic[RowT]):
         return ()
 
 
-section: Slot[Section[Any]] = Slot("section", Section)
+def _figure_signature_fault(cls: type[Section[Any]]) -> str | None:
+    """Return the sentence for a figure with other arguments, which would fail after all trials were trained."""
+    names = list(inspect.signature(cls.figure).parameters)
+    return None if len(names) == 3 else f"figure({', '.join(names)}); its arguments are self, rows and findings"
+
+
+section: Slot[Section[Any]] = Slot("section", Section, fault=_figure_signature_fault)
 
 
 def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:
