@@ -651,7 +651,7 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     [view] = parse_qs(link.partition("?")[2])["viewStateShareKey"]
     state = json.loads(json.loads(page.tags[f"{dashboard.TAG}.{view}"])["state"])
     names = ("best/val/accuracy", "final/val/accuracy", "final/test/accuracy", "final/train/loss")
-    assert state["selectedColumns"][:4] == [f"metrics.`{name}`" for name in names]
+    assert state["selectedColumns"][:5] == ["attributes.`Description`", *(f"metrics.`{name}`" for name in names)]
     assert "compareRunsMode" not in link, "the page's default is a table"
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     listed = done.client.search_runs([page.experiment_id], state["searchFilter"], order_by=[order])

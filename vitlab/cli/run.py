@@ -50,7 +50,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @click.option(
     "--smoke",
     is_flag=True,
-    help="Make the checks of 'vitlab validate --build', and train two steps of every arm.",
+    help="Make the checks of 'vitlab validate --build', and train two steps of every combination of components.",
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
 @click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
@@ -91,6 +91,8 @@ def run_command(
 
     watch = make_watch()
     if smoke:
+        if only != "*":
+            raise UserError("--smoke trains each combination of components; leave out --only")
         from vitlab.driver.smoke import run_smoke_test
         from vitlab.testing import check_plugin_components
 

@@ -1,4 +1,4 @@
-"""Smoke test of a study: two steps of every arm."""
+"""Smoke test of a study: two steps of every combination of its components."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,12 +6,14 @@ from typing import Any
 
 from vitlab.driver.planning import count_params_and_macs, fetch_unidentified_data, plan_study
 from vitlab.driver.scheduler import train_missing
-from vitlab.driver.session import Session, Watch, distinct_trials
-from vitlab.errors import TrialFailed, format_count
+from vitlab.driver.session import Session, Watch
+from vitlab.errors import TrialFailed
+from vitlab.identity.code import used_optional_modules
+from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.spec import read_study
 from vitlab.spec.tree import NewTree, Values, value_at
-from vitlab.spec.trial import SOURCES
+from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
 from vitlab.store.folders import Store
 
 CORRUPTED_IMAGES = 32
@@ -27,12 +29,12 @@ def run_smoke_test(
     watch: Watch | None = None,
     check_components: Callable[[Plan], None] = lambda _: None,
 ) -> int:
-    """Train two steps of every arm of a study and return the number of different ones.
+    """Train two steps of every combination of components of a study and return their number.
 
     ``check_components`` is called before the first trial, and raises if a component must not be trained.
 
     Raises:
-        TrialFailed: if any arm fails.
+        TrialFailed: if any combination fails.
     """
     # Matching and tuning do not affect whether components run.
     base = read_study(file, changes)[1].data.get("base")
@@ -46,13 +48,23 @@ def run_smoke_test(
 
     count_params_and_macs(plan, file, check_components, check_weights_of_role)
     check_components(plan)
-    arms = distinct_trials(plan.trials)
-    missing = [item for item in arms if not store.folder(item.trial).done()]
+    by_name = {trial.name: trial for trial in plan.trials_with_keys}
+    distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
+    missing = [item for item in distinct if not store.folder(item.trial).done()]
     session = Session(store, study.run, plugins, watch or Watch())
     ends = train_missing(plan, missing, session, retry_failed=True)
     if failed := list(ends.values()).count("failed"):
-        raise TrialFailed(f"{failed} of {format_count(len(arms), 'arm')} failed; the lines above say why")
-    return len(arms)
+        raise TrialFailed(f"{failed} of {len(distinct)} combinations of components failed; the lines above say why")
+    return len(distinct)
+
+
+def _component_signature(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
+    """Return a value that is equal for trials whose own and whose prerequisites' components are the same."""
+    needs = [(role, _component_signature(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
+    spec = trial.spec
+    head = None if spec.init_from is None else spec.init_from.head
+    test_sets = [bool(spec.data.options.get(name)) for name in TEST_SET_OPTIONS]
+    return (trial.origins, used_optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
 def _changes_to_two_steps(tree: Any, place: str = "") -> NewTree:

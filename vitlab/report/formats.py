@@ -318,7 +318,7 @@ FORMATS = {
     "parquet": Format(lambda report: report.results_frame.to_parquet(index=False), "results.parquet", of_results=True),
     "latex": Format(
         lambda report: render_latex(
-            report, {"arms": paper_table(report), **_tables_by_section(report, "blocks", "crossed")}
+            report, {"arms": paper_table(report), **_tables_by_section(report, "blocks", "main_effects", "crossed")}
         ),
         "report.tex",
     ),

@@ -250,6 +250,8 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: An
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = f" Did you mean '{close}'?{how}" if close else how
+    if path[0] == "design" and len(path) == 2 and "." in key:
+        hint = f" Write one_at_a_time: {{{key}: [...]}}, or grid."
     if key.isdecimal() and value is None:  # as in {lr: 0,05}
         hint = " A comma ends a value; write a decimal point."
     answer = re.search(r"\.(\w+): N\b", how)
@@ -398,6 +400,8 @@ ANSWERS = {
     ),
     "write run.device: cuda": "accelerator",
     "write vitlab run FILE --out FOLDER": "output_dir default_root_dir",
+    "write train.stop_early: {patience: N}, in evaluations": "early_stopping early_stopping_patience",
+    "write run.keep: best, or run.keep: {every: N}": "save_top_k save_total_limit save_steps",
     "write train.evaluations: N, the number of evaluations": (
         "eval_steps evaluation_strategy val_check_interval check_val_every_n_epoch"
     ),

@@ -260,8 +260,7 @@ def _parameters(rows: Sequence[Row]) -> Column:
 def format_verdict(row: Row) -> str:
     """Return the verdict on an arm, with what qualifies it; empty if there is none."""
     verdict = row["verdict"] or ""
-    # The complete pairs alone had another verdict, which lost seeds have overturned.
-    if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
+    if verdict == Verdict.CANNOT_TELL and row["lost"]:  # which may be why
         verdict += f" ({format_count(row['lost'], 'lost seed')})"
     return f"{verdict} (exploratory)" if row["exploratory"] and verdict not in ("", Verdict.REFUSED) else verdict
 
