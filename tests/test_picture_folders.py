@@ -323,7 +323,7 @@ def test_links_are_followed_once_and_loops_named(tmp_path: Path) -> None:
     assert note.count("link to a folder that is read already") == 2
     assert notes[1:] == [
         "1 train picture is identical to another, some of which may be held out for validation.",
-        "1 picture is in more than one class, byte for byte.",
+        "1 picture is in more than one class, byte for byte: train/dog/file.png and train/owl/0.png.",
     ]
     theirs = torchvision("torchvision.datasets.folder").make_dataset(
         str(root / "train" / "cat"), {"linked": 0}, extensions=(".png",)
@@ -498,11 +498,11 @@ def test_identical_pictures_are_counted_by_place(tmp_path: Path) -> None:
     ):
         (root / f"{target}.png").write_bytes((root / f"{source}.png").read_bytes())
     expected = [
-        "2 of 12 test pictures are also in train, byte for byte.",
-        "1 of 12 val pictures is also in train, byte for byte.",
-        "1 of 12 test pictures is also in val, byte for byte.",
+        "2 of 12 test pictures are also in train, byte for byte: test/cat/0.png, test/cat/1.png.",
+        "1 of 12 val pictures is also in train, byte for byte: val/dog/2.png.",
+        "1 of 12 test pictures is also in val, byte for byte: test/cat/3.png.",
         "2 train pictures are identical to another.",
-        "1 picture is in more than one class, byte for byte.",
+        "1 picture is in more than one class, byte for byte: train/cat/other.png and train/dog/5.png.",
     ]
     assert DataSource(folder(root)).check_pictures_and_note()[1:] == expected
     assert DataSource(folder(root)).check_pictures_and_note()[1:] == expected, "remembered with the identity"

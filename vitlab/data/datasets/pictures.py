@@ -429,47 +429,53 @@ def digest_and_describe_copies(kind: str, listing: Listing) -> list[str]:
         for row in row_M.tolist()
     ]
     digest = hashlib.blake2b("\n".join(key for key, _ in rows).encode(), digest_size=16)
-    # The word "notes" keeps this list apart from what earlier versions remembered of the same files in another form.
-    entries = [(f"{kind} {listing.column} notes {digest.hexdigest()}", file) for file in listing.files]
+    # The word "copies" keeps this list apart from what earlier versions remembered of the same files in another form.
+    entries = [(f"{kind} {listing.column} copies {digest.hexdigest()}", file) for file in listing.files]
 
     def compute() -> str:
         digest, checksums = hashlib.blake2b(digest_size=16), []
         for key, row in rows:
             size, checksum = listing.pictures.size_and_md5(row)
             digest.update(f"{key}\0{size}\0{checksum}\n".encode())
-            split, label, *_ = key.split("\0")
-            checksums.append((split, label, checksum))
+            split, label, name = f"{key}\0".split("\0")[:3]
+            checksums.append((split, label, checksum, name))
         return json.dumps([f"{kind}:{digest.hexdigest()}", *notes_on_copies(checksums)])
 
     return json.loads(files.compute_once_per_file_state(entries, compute))
 
 
-def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+def notes_on_copies(pictures: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
     """Yield sentences on pictures that have the bytes of another one, in another split, in train, or in another class.
 
-    A picture is its split, its class and its checksum.
+    A picture is its split, its class, its checksum and its name, which is empty in a table.
     """
-    of_split: dict[str, list[str]] = {TRAIN: [], VAL: [], TEST: []}
-    classes: dict[str, set[str]] = {}
-    for split, label, checksum in pictures:
-        of_split[split].append(checksum)
-        classes.setdefault(checksum, set()).add(label)
-    distinct = {split: set(checksums) for split, checksums in of_split.items()}
+    of_split: dict[str, list[tuple[str, str]]] = {TRAIN: [], VAL: [], TEST: []}
+    classes: dict[str, dict[str, str]] = {}
+    for split, label, checksum, name in pictures:
+        of_split[split].append((checksum, name))
+        classes.setdefault(checksum, {})[label] = name
+    distinct = {split: dict(copies) for split, copies in of_split.items()}
     for one, other in ((TEST, TRAIN), (VAL, TRAIN), (TEST, VAL)):
-        if number := sum(checksum in distinct[other] for checksum in of_split[one]):
+        if names := [name for checksum, name in of_split[one] if checksum in distinct[other]]:
             yield (
-                f"{number:,} of {format_count(len(of_split[one]), one + ' picture')} "
-                f"{'is' if number == 1 else 'are'} also in {other}, byte for byte."
+                f"{len(names):,} of {format_count(len(of_split[one]), one + ' picture')} "
+                f"{'is' if len(names) == 1 else 'are'} also in {other}, byte for byte{_list_copies(names)}."
             )
     if number := len(of_split[TRAIN]) - len(distinct[TRAIN]):
         held_out = "" if of_split[VAL] else ", some of which may be held out for validation"
         yield (
             f"{format_count(number, 'train picture')} {'is' if number == 1 else 'are'} identical to another{held_out}."
         )
-    if number := sum(len(labels) > 1 for labels in classes.values()):
+    if names := [" and ".join(copies.values()) for copies in classes.values() if len(copies) > 1]:
         yield (
-            f"{format_count(number, 'picture')} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
+            f"{format_count(len(names), 'picture')} {'is' if len(names) == 1 else 'are'} in more than one class, byte "
+            f"for byte{_list_copies(names)}."
         )
+
+
+def _list_copies(names: Sequence[str]) -> str:
+    """Return the first names after a colon; tables have none."""
+    return f": {list_some(names, 5)}" if names[0].strip(" and") else ""
 
 
 def quote_names(names: Sequence[str]) -> str:
