@@ -223,8 +223,7 @@ class _StudyArrays:
         if lost:
             filled = judgements.with_chance.single(0, place)
             row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
-            row |= {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
-            row["chance"] = self.facts.chance.get(arm, NAN)
+            row |= {"chance_p": filled.p_corrected, "chance": self.facts.chance.get(arm, NAN)}
         return row
 
     def _tuning_variances(self, values_AN: Floats) -> tuple[Choices, list[float]]:

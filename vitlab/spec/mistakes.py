@@ -250,7 +250,7 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: An
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = f" Did you mean '{close}'?{how}" if close else how
-    if path[0] == "design" and len(path) == 2 and "." in key:
+    if path[:1] == ("design",) and len(path) == 2 and "." in key:
         hint = f" Write one_at_a_time: {{{key}: [...]}}, or grid."
     if key.isdecimal() and value is None:  # as in {lr: 0,05}
         hint = " A comma ends a value; write a decimal point."
@@ -302,12 +302,12 @@ def _say_what_to_write(words: str, value: Any, path: Path) -> str:
     """Return the end of a sentence on a value of a wrong type: what to write in its place, if that is known."""
     if words == "a list" and type(value) in (str, int, float) and path != ("where",):
         return f"; write [{value}]"
-    if words == "a list" and isinstance(value, Mapping) and value and path[0] == "design":
+    if words == "a list" and isinstance(value, Mapping) and value and path[:1] == ("design",):
         return f"; write {path[-1]}.{next(iter(value))}: [...]"
     if words.endswith("number") and isinstance(value, list):
         return "; values to compare belong in design"
-    key = path[0] if path[0] == "design" else ".".join(part for part in path if isinstance(part, str))
-    return f"; 'vitlab show {key}' describes it" if words == "a mapping" else ""
+    key = "design" if path[:1] == ("design",) else ".".join(part for part in path if isinstance(part, str))
+    return f"; 'vitlab show {key}' describes it" if key and words == "a mapping" else ""
 
 
 def _expected_type(detail: ErrorDetails) -> str:
