@@ -131,10 +131,10 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
         settings = " or ".join(map(str, sorted({row.settings for row in rows})))
         head = f"Main effect of {name}, averaged over {settings} settings of the other factors"
         sentences.append(f"{head}: {'; '.join(levels)}.")
-    decimals, unclear = difference_decimals(interactions, scale), list[Any]()
+    decimals, others = difference_decimals(interactions, scale), list[Any]()
     for row in (row for row in interactions if row.difference is not None):
         if row.lost or row.p_corrected is None or row.p_corrected > analysis.alpha:
-            unclear.append(row)
+            others.append(row)
         else:
             sentences.append(
                 f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
@@ -143,16 +143,18 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
                 "a main effect of either averages unlike ones."
             )
     sentences = truncate_list(sentences)
-    if unclear:
-        sentence = f"exploratory: no {'other ' * (len(unclear) < len(interactions))}interaction is shown"
-        if known := [row for row in unclear if row.low is not None and not row.lost]:
-            low, high = scale.end(min(row.low for row in known), decimals), max(row.high for row in known)
+    if others:
+        sentence = f"exploratory: no {'other ' * (len(others) < len(interactions))}interaction is shown"
+        if intervals := [row for row in others if row.low is not None and not row.lost]:
+            low, high = scale.end(min(row.low for row in intervals), decimals), max(row.high for row in intervals)
             span = f"{low} to {scale.end(high, decimals)} {scale.points}".rstrip()
             sentence += (
                 f"; an effect may still differ by {span} between levels of another factor "
-                f"({interval_name(known[0].family, analysis)} over {format_count(len(known), 'interaction')})"
+                f"({interval_name(intervals[0].family, analysis)} over {format_count(len(intervals), 'interaction')})"
             )
-        if len(known) < len(unclear):
-            sentence += f"; {len(unclear) - len(known)} cannot be judged, because seeds are too few, collapsed or lost"
+        if len(intervals) < len(others):
+            sentence += (
+                f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
+            )
         sentences.append(f"{sentence}.")
     return sentences
