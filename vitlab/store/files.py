@@ -218,11 +218,15 @@ def open_nofollow(path: Path, access_flags: int = os.O_WRONLY | os.O_APPEND) -> 
         UserError: if the path is a link.
         OSError: if the file cannot be opened.
     """
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link")
-    # A link that is made meanwhile is refused where the system can.
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.open(path, access_flags | os.O_CREAT | flags, 0o666)
+    no_follow = getattr(os, "O_NOFOLLOW", 0)
+    try:
+        if not no_follow and path.is_symlink():  # Windows cannot refuse links when it opens them
+            raise OSError
+        return os.open(path, access_flags | os.O_CREAT | no_follow | getattr(os, "O_BINARY", 0), 0o666)
+    except OSError:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link") from None
+        raise
 
 
 def read_complete_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
