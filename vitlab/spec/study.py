@@ -218,7 +218,7 @@ class Study(Frozen):
     tune: Tune | None = None
     """Choice of knob values before the reported trials."""
     seeds: SeedsOrNumber = Seeds()
-    """Replicates: their number, a list, or a mapping."""
+    """Replicates: their number, a list, or a mapping; by default 3, the seeds 0 to 2."""
     analysis: Analysis = Analysis()
     """Analysis of the results, fixed before they are known."""
     check: Check = Check()
