@@ -352,7 +352,7 @@ def test_interrupted_run_says_what_follows_and_counts_its_own_trials(
     with pytest.raises(Interrupted) as caught:
         lab.run(file, out=tmp_path / "out", only=only, watch=said)
     page = Path("out", "studies", "tiny", "report", "report.html")
-    counts = f"interrupted; {count} trials done, 1 with a checkpoint"
+    counts = f"interrupted; {count} trials ended, 1 with a checkpoint"
     assert str(caught.value) == f"{counts}; the report is {page}; the same command goes on" and page.is_file()
     assert said.sentences[-1] == "writing the report; Ctrl-C again ends this at once."
     page.unlink()

@@ -154,7 +154,7 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
     measure(store, plan.trials[1], now, STEPS)
     view._read_journals()
     now += 20
-    assert view._describe_remaining_time() == "finishing"
+    assert view._describe_remaining_time() == "writing results"
 
 
 def test_first_estimate_waits_until_every_running_trial_has_moved(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
     printed = capsys.readouterr().err.splitlines()
     assert [line.partition("  (")[0] for line in printed] == [
         "positions: 2 arms, 8 trials; 8 to train",
-        "[3/8] baseline s3 lost: its worker died; it is tried again",
+        "[3/8] baseline s3: its worker died; it is tried again",
         "[3/8] baseline s0 to s2 done",
         "[6/8] baseline s3 done: val accuracy (%) 51.5 (mean of 4)",
         "[6/8] none s1, s2 done",

@@ -199,7 +199,7 @@ class _Run:
             done, paused = sum(map(TrialFolder.done, folders)), [*map(TrialFolder.state, folders)].count(PAUSED)
             file = store.study(plan.study) / "report" / "report.html"
             written = f"; the report is {display_path(file)}" if report.is_current(plan, store) else ""
-            counts = f"{done} of {len(folders)} trials done, {paused} with a checkpoint"
+            counts = f"{done} of {len(folders)} trials ended, {paused} with a checkpoint"
             raise Interrupted(f"interrupted; {counts}{written}; the same command goes on") from None
 
 

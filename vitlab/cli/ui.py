@@ -11,7 +11,7 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
-from vitlab.errors import UserError, VitlabError, list_some, nearest
+from vitlab.errors import UserError, VitlabError, list_some, nearest, public
 
 
 @click.command()
@@ -31,11 +31,13 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
 
     base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
     pages = study_links(root, base)
+    tracking_uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    elsewhere = f"MLFLOW_TRACKING_URI names {tracking_uri}, which has what was delivered to it; open it there"
     if not pages:
-        remedy = ": vitlab run or sync makes one"
-        if os.environ.get("MLFLOW_TRACKING_URI"):
-            remedy = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
+        remedy = f"; {elsewhere}" if tracking_uri else ": vitlab run or sync makes one"
         raise UserError(f"{out} has no MLflow database with a study{remedy}.")
+    if tracking_uri:
+        say(f"showing the database in {out}; {elsewhere}")
     name = next(iter(pages)) if study is None else stored_study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))

@@ -274,8 +274,8 @@ class _Display(Watch):
         (first_s, first), (last_s, last) = self._moves
         estimate = (self._size - self._completed) * (last_s - first_s) / (last - first)
         seconds = estimate - (self._console.get_time() - last_s)
-        if estimate < 1:
-            return "finishing"
+        if estimate <= 0:
+            return "writing results"
         return f"{format_duration(max(1, round(seconds)))} left" if seconds > 0 else "longer than estimated"
 
     def _is_over(self, arm: str) -> bool:
@@ -361,7 +361,8 @@ class _Display(Watch):
             names = format_arms_with_seeds(trials)
             if ending in (Ending.DIVERGED, Ending.FAILED):
                 self._first_with[ending, reason] = names
-            self._print_with_progress(f"{names} {ending}{f': {reason}' * bool(reason)}")
+            # A trial that is tried again is not lost.
+            self._print_with_progress(f"{names}{f' {ending}' * (ending != Ending.LOST)}{f': {reason}' * bool(reason)}")
 
     def _print_with_progress(self, text: str) -> None:
         self.say(text)

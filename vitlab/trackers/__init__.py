@@ -70,7 +70,7 @@ class Tracker(ABC):
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _require_names_within_folder(plan)
         self._retry_at = 0.0
-        self._warned = False
+        self.warned = set[str]()  #: what has been logged since the last complete delivery
 
     @classmethod
     def reason_to_confirm(cls, option: str, value: Any, root: Path) -> str:
@@ -145,14 +145,15 @@ class Tracker(ABC):
         return self.close(report)
 
     def warn(self, error: Exception) -> None:
-        """Log that deliveries are missing, once until all of them have succeeded."""
-        if not self._warned:
+        """Log that deliveries are missing, for each reason once until all of them have succeeded."""
+        reason = public(" ".join(str(error).split()))[:300] or type(error).__name__
+        if reason not in self.warned:
             log.warning(
                 "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
                 self.title,
-                public(" ".join(str(error).split()))[:300] or type(error).__name__,
+                reason,
             )
-        self._warned = True
+        self.warned.add(reason)
 
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
@@ -166,7 +167,7 @@ class Tracker(ABC):
             self._retry_at = time.monotonic() + PAUSE_S
             self.warn(error)
             return None
-        self._warned = False
+        self.warned.clear()
         return link or ""
 
 

@@ -79,6 +79,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         trackers.resolve_choice(requested)
     deliveries: list[Delivery] = []
     unreadable: list[str] = []
+    warned = set[str]()
     for file in sorted(store.root.glob("studies/*/plan.json")):
         try:
             plan, run = read_plan(file), read_run_spec(file.parent)
@@ -93,6 +94,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
             continue
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
+            built.warned = warned  # a server that does not answer is told once
             link = built.sync(sorted((file.parent / "report").glob("*")))
             deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))
     if unreadable:

@@ -223,7 +223,8 @@ class MlflowTracker(Replay):
             if path.suffix in (".html", ".csv", ".tex")
         ]
         links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
-        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join([headline, progress, " · ".join(links)])))
+        note = [dashboard.escape_markdown(answer), progress, " · ".join(links)]  # no link: the list of runs has it raw
+        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join(note)))
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
