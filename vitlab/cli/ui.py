@@ -34,8 +34,10 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     tracking_uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
     elsewhere = f"MLFLOW_TRACKING_URI names {tracking_uri}, which has what was delivered to it; open it there"
     if not pages:
-        remedy = f"; {elsewhere}" if tracking_uri else ": vitlab run or sync makes one"
-        raise UserError(f"{out} has no MLflow database with a study{remedy}.")
+        raise UserError(
+            f"{out} has no MLflow database with a study"
+            f"{f'; {elsewhere}' if tracking_uri else ': vitlab run or sync makes one'}."
+        )
     if tracking_uri:
         say(f"showing the database in {out}; {elsewhere}")
     name = next(iter(pages)) if study is None else stored_study_name(study)

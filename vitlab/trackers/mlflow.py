@@ -223,8 +223,9 @@ class MlflowTracker(Replay):
             if path.suffix in (".html", ".csv", ".tex")
         ]
         links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
-        note = [dashboard.escape_markdown(answer), progress, " · ".join(links)]  # no link: the list of runs has it raw
-        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join(note)))
+        # The list of runs shows the begin as it is written, so it has no link.
+        description = "\n\n".join([dashboard.escape_markdown(answer), progress, " · ".join(links)])
+        client.set_tag(run, dashboard.NOTE, records.truncate(description))
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
