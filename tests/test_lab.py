@@ -161,6 +161,8 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     assert after["trained"].all() and list(after.columns)[:5] == ["arm", "seed", "trained", "params", "macs"]
     assert list(after.columns)[5:] == ["model.position"]
     assert after["model.position"].tolist() == answer.results()["model.position"].tolist()
+    assert vitlab.compare(content, out=tmp_path).answers == answer.answers
+    assert len(vitlab.results(content, out=tmp_path)) == len(before)
     (file,) = (tmp_path / "written").iterdir()
     assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
     content["base"]["model"]["dpth"], content["sedes"], content["analysis"] = 1, 3, {"goal": "best"}
@@ -197,9 +199,11 @@ def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, 
 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])
-def test_study_may_be_a_path(name: str) -> None:
-    with pytest.raises(UserError, match="must be a text or a path; found a mapping"):
-        getattr(vitlab, name)({"study": "s"})
+def test_study_may_be_a_path_or_a_mapping(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be a text or a path or a mapping; found a list"):
+        getattr(vitlab, name)(["s"], out=tmp_path)
+    with pytest.raises(UserError, match="has not been run in"):
+        getattr(vitlab, name)({"study": "s"}, out=tmp_path)
 
 
 # -- nothing is computed twice ----------------------------------------------------------------------------------------

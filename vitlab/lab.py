@@ -24,7 +24,6 @@ from threading import Thread
 from vitlab import interrupts, registry, report
 from vitlab.driver.planning import (
     fetch_unidentified_data,
-    find_or_write_study_file,
     plan_with_due_decisions,
     warm_up_tracker_and_executor,
 )
@@ -40,6 +39,7 @@ from vitlab.driver.session import (
     require_matching_arm,
 )
 from vitlab.errors import Interrupted
+from vitlab.planning.packaged import find_or_write_study_file
 from vitlab.planning.study_folder import write_registered_plan, write_study_files
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
@@ -101,7 +101,7 @@ def run(
 
     watch = watch or make_watch()
     store = Store(Path(out).resolve())
-    file = find_or_write_study_file(file, out, watch)
+    file = find_or_write_study_file(file, out, watch.say)
     warm_up_tracker_and_executor(file, changes, store)
     make_current_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     with watch.status("loading PyTorch, and planning"):

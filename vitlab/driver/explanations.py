@@ -114,7 +114,7 @@ def write_explanations_to_trial(folder: TrialFolder, seed: int, indices: Sequenc
 
 @check_arguments()
 def explain(
-    path: str | Path,
+    path: str | Path | Mapping[str, Any],
     image: int | str | Path = 0,
     *,
     arm: str | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import registry
-from vitlab.driver.session import Session, Watch
+from vitlab.driver.session import Session
 from vitlab.errors import (
     BrokenComponent,
     ClashError,
@@ -28,7 +27,7 @@ from vitlab.errors import (
 )
 from vitlab.executors.machine import device_type, notes_on_unused_mps
 from vitlab.planning.engine_choice import RULES, unbenchmarked_trials_by_shape
-from vitlab.planning.packaged import find_study_file
+from vitlab.planning.packaged import find_or_write_study_file
 from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
 from vitlab.planning.tune import decide_tuning
 from vitlab.planning.values import UNDECIDED, Plan, Planned
@@ -40,8 +39,7 @@ from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
 from vitlab.spec.tree import Tree, Values
 from vitlab.spec.trial import SOURCES
-from vitlab.spec.yaml import MAPPING
-from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
+from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import OUT, Store
 
 if TYPE_CHECKING:
@@ -64,23 +62,6 @@ def warm_up_tracker_and_executor(file: str | Path, changes: Values, store: Store
         if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
             slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
             slot("executor").get(study.run.executor.type).prepare()
-
-
-def find_or_write_study_file(study: str | Path | Tree, out: str | Path, watch: Watch) -> Path:
-    """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
-
-    Raises:
-        UserError: if there is no such file, or the content has a value that a file cannot have.
-    """
-    if not isinstance(study, Mapping):
-        return find_study_file(Path(study), watch.say)
-    try:
-        text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
-    except (TypeError, ValueError) as error:
-        raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
-    file = Path(out) / "written" / f"{to_safe_name(str(study.get('study', 'study')))}.yaml"
-    write_bytes(file, f"{MAPPING}\n{text}\n".encode())
-    return file
 
 
 def plan_study(
@@ -259,7 +240,7 @@ def plan(
 
     from vitlab.report.notebook import Results
 
-    path = find_or_write_study_file(file, out, Watch())
+    path = find_or_write_study_file(file, out)
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
     store, by_arm = Store(Path(out).resolve()), count_params_and_macs(planned, path)
     trials = pd.DataFrame(

@@ -8,6 +8,7 @@ B images (1 here), L blocks, H heads, T tokens of which P stand before the patch
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,16 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation {self.subject}: {self.sentence}; maps {', '.join(self.maps)}>"
+
+    def _repr_png_(self) -> bytes:
+        """Return the image and its maps beside each other, for a notebook."""
+        right = self.is_right is not False
+        panels = {
+            name: pictures.Panel(self.image_HWC, each, self.sentence, not right) for name, each in self.maps.items()
+        }
+        with BytesIO() as file:
+            pictures.draw_models_side_by_side(panels, truth=self.subject.class_name).savefig(file, dpi=90)
+            return file.getvalue()
 
     def overlay(self, name: str) -> Image.Image:
         """Return a map over the image, such as ``rollout_class`` or ``attribution``."""

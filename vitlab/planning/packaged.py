@@ -3,13 +3,17 @@
 In a checkout ``vitlab/pipelines`` is a link to ``pipelines``; a wheel has copies of the files in its place.
 """
 
+import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vitlab.errors import UserError, nearest
 from vitlab.spec import read_document
+from vitlab.spec.tree import Tree
+from vitlab.spec.yaml import MAPPING
+from vitlab.store.files import to_safe_name, write_bytes
 
 FOLDER = Path(__file__).parents[1] / "pipelines"
 SUFFIXES = (".yaml", ".yml")
@@ -53,6 +57,25 @@ def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: No
             "'vitlab list studies' lists them."
         )
     return studies[name]
+
+
+def find_or_write_study_file(
+    study: str | Path | Tree, out: str | Path, say: Callable[[str], None] = lambda sentence: None
+) -> Path:
+    """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
+
+    Raises:
+        UserError: if there is no such file, or the content has a value that a file cannot have.
+    """
+    if not isinstance(study, Mapping):
+        return find_study_file(Path(study), say)
+    try:
+        text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
+    file = Path(out) / "written" / f"{to_safe_name(str(study.get('study', 'study')))}.yaml"
+    write_bytes(file, f"{MAPPING}\n{text}\n".encode())
+    return file
 
 
 def stored_study_name(study: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
-from vitlab.planning.packaged import stored_study_name
+from vitlab.planning.packaged import find_or_write_study_file, stored_study_name
 from vitlab.planning.study_folder import (
     EARLIER,
     find_version,
@@ -126,19 +126,21 @@ class Answer:
         return f"{self.trained} trained, {self.cached} cached, {self.failed} failed"
 
 
-def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str, Any] = {}) -> tuple[Plan, Store]:
+def open_study(
+    path: str | Path | Mapping[str, Any], *, out: str | Path = OUT, changes: Mapping[str, Any] = {}
+) -> tuple[Plan, Store]:
     """Return the plan of a study that has been run, and the store of its trials.
 
     Args:
-        path: a study file stands for the version of the study that it is; a name or a folder for the latest version,
-            and ``NAME@VERSION`` for an earlier one.
+        path: a study file or a mapping, as for :func:`vitlab.run`, stands for the version of the study that it is; a
+            name or a folder for the latest version, and ``NAME@VERSION`` for an earlier one.
         out: the output folder.
         changes: applied to a study file, as for :func:`vitlab.run`.
 
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
-    path = Path(path)
+    path = find_or_write_study_file(path, out) if isinstance(path, Mapping) else Path(path)
     if (path / "plan.json").is_file():  # another folder may have the name of a study
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder
@@ -161,7 +163,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
 
 
 @check_arguments()
-def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+def results(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the results of a study as a frame, one row per trial, whatever its status.
 
     Columns: ``arm, seed, status, study, baseline, trial, code, failure_kind, failure``, one per varied path, ``origins,
@@ -178,7 +180,12 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 @check_arguments()
-def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
+def compare(
+    first: str | Path | Mapping[str, Any],
+    second: str | Path | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path = OUT,
+) -> Comparison:
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
@@ -200,7 +207,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 
 
 @check_arguments()
-def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+def history(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the curves of a study as a frame in long form: one row per trial, step and metric.
 
     Columns: ``arm, seed, step, trial, time, epoch, metric, value``.
@@ -216,7 +223,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 @check_arguments()
-def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+def predictions(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
     Classes have their names beside their numbers, where the data has names.  Printed or in a notebook, the frame shows
@@ -246,7 +253,7 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 @check_arguments()
 def load(
-    path: str | Path, *, arm: str | None = None, seed: int | None = None, out: str | Path = OUT
+    path: str | Path | Mapping[str, Any], *, arm: str | None = None, seed: int | None = None, out: str | Path = OUT
 ) -> tuple[Model, Transform]:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
@@ -261,9 +268,10 @@ def load(
     """
     from vitlab.runner.models import load_model
 
-    folder = TrialFolder(Path(path))
-    if folder.weights_file.is_file() and folder.spec.is_file():
-        return load_model(folder)
+    if not isinstance(path, Mapping):
+        folder = TrialFolder(Path(path))
+        if folder.weights_file.is_file() and folder.spec.is_file():
+            return load_model(folder)
     plan, store = open_study(path, out=out)
     return load_model(store.folder(plan.find(arm, seed).trial))
 

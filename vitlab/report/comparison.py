@@ -91,7 +91,7 @@ wall_s | float64 | seconds of all trials together
 """Columns of :func:`summary_rows` with their types and meanings; the same for every study."""
 
 
-COSTS = {"params": "max", "macs": "max", "wall_s": "sum"}
+COSTS: dict[str, Any] = {"params": "max", "macs": "max", "wall_s": lambda seconds: seconds.sum(min_count=1)}
 """Columns of costs, and how those of an arm's trials are joined."""
 
 
