@@ -89,8 +89,8 @@ def _compile_function(function: Function, options: Mapping[str, bool] = {}) -> F
     torch.compiler.assume_constant_result(inside_vmap)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.execution.torch_settings` avoids.
     deterministic = torch.are_deterministic_algorithms_enabled()
-    chosen: Any = {"deterministic": deterministic, **options} if BACKEND == "inductor" else None
-    compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=chosen)
+    backend_options: Any = {"deterministic": deterministic, **options} if BACKEND == "inductor" else None
+    compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=backend_options)
     return compiled  # torch types it as any callable
 
 

@@ -77,7 +77,7 @@ class _SubmittedJob:
     job: Job
     stream: Any
     leases: ExitStack
-    sent: tuple[str, Any]  #: the token of a shared folder, and the files sent to another one
+    inputs: tuple[str, Any]  #: the token of a shared folder, and the files sent to another one
     watchdog: Watchdog
     group: Any = None  #: the placement group of a trial on several machines
     peers: list[Any] = field(default_factory=list)  #: streams of its other machines
@@ -278,7 +278,7 @@ class Ray(PollingExecutor):
             case Started():
                 running.started = item
                 running.peers = [
-                    self._start_task(running.job, *running.sent, running.group, node, item.address)
+                    self._start_task(running.job, *running.inputs, running.group, node, item.address)
                     for node in range(1, self.run.resources.nodes)
                 ]
                 running.watchdog.start(base.START_S)
@@ -291,8 +291,8 @@ class Ray(PollingExecutor):
                     self._ray.cancel(running.stream, force=True)
                     self._record_end(running, Ending.LOST, "another driver has taken its trial over")
             case Finished(Ending.STOPPED, _) if not self._stopping:
-                lost = f"its worker on {running.started.host} lost its connection to the driver"
-                self._record_end(running, Ending.LOST, lost)
+                detail = f"its worker on {running.started.host} lost its connection to the driver"
+                self._record_end(running, Ending.LOST, detail)
             case Finished():
                 self._record_end(running, *item)
 

@@ -162,8 +162,8 @@ class Slurm(PollingExecutor):
         """Return ``setup``, or ``sbatch`` with an option that is not harmless: they can run code and write files."""
         if options.get("setup"):
             return "setup"
-        given = options.get("sbatch")
-        return "sbatch" if isinstance(given, Mapping) and not given.keys() <= HARMLESS else None
+        sbatch = options.get("sbatch")
+        return "sbatch" if isinstance(sbatch, Mapping) and not sbatch.keys() <= HARMLESS else None
 
     @classmethod
     def detach(cls, options: Mapping[str, Any], words: Sequence[str], log: Path) -> tuple[str, str]:

@@ -246,10 +246,10 @@ def apply_file_change(change: FileChange, folders: Sequence[Path]) -> None:
         raise VitlabError(f"a worker sent a file for {path}, which is not in its trial's folder")
     file = folder / inside
     if change.data is not None and change.offset:
-        with open(open_nofollow(file, os.O_WRONLY), "wb") as grown:
-            grown.seek(change.offset)
-            grown.write(change.data)
-            grown.truncate()  # last, because a reader would take a shorter journal for another training
+        with open(open_nofollow(file, os.O_WRONLY), "wb") as original:
+            original.seek(change.offset)
+            original.write(change.data)
+            original.truncate()  # last, because a reader would take a shorter journal for another training
     elif change.data is not None:
         write_bytes(file, change.data, fsync=path not in (JOURNAL, LOG))  # these change many times a minute
     else:

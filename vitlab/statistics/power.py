@@ -59,8 +59,8 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
             middles, _normal_scores_to_cosines(scores, size), before, size - before
         )
         # Both tails are nearly linear in their logarithms.
-        known = beyond > 1e-300
-        log_level = np.interp(-math.log(spend), -np.log(beyond[known]), np.log(outside[known]))
+        is_positive = beyond > 1e-300
+        log_level = np.interp(-math.log(spend), -np.log(beyond[is_positive]), np.log(outside[is_positive]))
         levels.append(max(spend, math.exp(log_level)))  # what is spent is a valid level, whatever came before
         mass = -np.diff(np.maximum(beyond, spend))
     return tuple(min(alpha, family * level) for level in levels)

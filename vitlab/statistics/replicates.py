@@ -100,15 +100,15 @@ def sign_flip_p(differences: Sequence[float] | Floats) -> float:
     d = require_finite(differences)
     if len(d) == 0 or len(d) > 40:
         return NAN
-    left, right = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
-    left.sort()  # with both halves sorted, the binary searches stay in the cache
-    right.sort()
+    first_sums, second_sums = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
+    first_sums.sort()  # with both halves sorted, the binary searches stay in the cache
+    second_sums.sort()
     scale = float(np.abs(d).sum())
     bound = abs(float(d.sum())) - 1e-12 * scale  # sums that differ by rounding alone count as equal
     if bound <= 0:
         return 1.0
-    above = len(right) - np.searchsorted(right, bound - left, side="left")
-    below = np.searchsorted(right, -bound - left, side="right")
+    above = len(second_sums) - np.searchsorted(second_sums, bound - first_sums, side="left")
+    below = np.searchsorted(second_sums, -bound - first_sums, side="right")
     return float((above.sum() + below.sum()) / 2.0 ** len(d))
 
 

@@ -288,9 +288,9 @@ class TrialFolder:
             set_aside(self.checkpoint)
         truncate_torn_line(self.journal)
         names = (self.weights_file.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
-        unfinished = (".weights-", *(f".{name}." for name in names))
+        temporary_prefixes = (".weights-", *(f".{name}." for name in names))
         for name in os.listdir(self.path) if self.path.is_dir() else ():
-            if name.startswith(unfinished):
+            if name.startswith(temporary_prefixes):
                 remove(self.path / name)
 
     @property

@@ -44,8 +44,8 @@ def check_dataset(choice: ResolvedChoice) -> None:
             f"split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split"
         )
     # By content: two splits of one archive may hold the same picture under two names.
-    known = {hash(x_CHW.numpy().tobytes()) for x_CHW in train.x_NCHW}
-    shared = sum(hash(x_CHW.numpy().tobytes()) in known for x_CHW in test.x_NCHW)
+    train_hashes = {hash(x_CHW.numpy().tobytes()) for x_CHW in train.x_NCHW}
+    shared = sum(hash(x_CHW.numpy().tobytes()) in train_hashes for x_CHW in test.x_NCHW)
     assert shared <= MOST_SHARED * len(test.x_NCHW), (
         f"{shared} of {len(test.x_NCHW)} test images are training images, too; the splits must not share images"
     )

@@ -173,7 +173,7 @@ class Inference:
     """The parts of a model, one after the other, and a sentence for each assumption on the way."""
 
     state: State  #: tensors under canonical names
-    known: ModelFacts  #: facts that are stated beside them
+    facts: ModelFacts  #: facts that are stated beside them
     usual: ModelFacts  #: facts to assume for unknown ones, by the convention of a format
     title: str  #: the format's library
     unknown: Collection[str]  #: names in the file that have no canonical one
@@ -185,7 +185,7 @@ class Inference:
         Raises:
             WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
         """
-        state, known = self.state, self.known
+        state, facts = self.state, self.facts
         dim, channels, patch_size, patch, pixels = self._infer_patch_embedding()
         depth = count_blocks(state)
         if depth is None:
@@ -207,8 +207,8 @@ class Inference:
         head, outputs = self._infer_head(prefix, registers, final)
         eps = self._get_or_assume("eps", "norms of eps {:g}, the default of " + self.title)
         self._shape_with_ndim(f"{first}{norm1}.weight", 1)
-        norm = self._infer_norm(first + norm1, eps, known.norm)
-        if norm["type"] == "rmsnorm" and known.norm is None:
+        norm = self._infer_norm(first + norm1, eps, facts.norm)
+        if norm["type"] == "rmsnorm" and facts.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
         attention = {
             "type": "auto",
@@ -236,9 +236,9 @@ class Inference:
             "head": head,
         }
         image = (grid[0] * pixels[0], grid[1] * pixels[1])
-        labels = known.labels if known.labels is not None and len(known.labels) == outputs else ()
+        labels = facts.labels if facts.labels is not None and len(facts.labels) == outputs else ()
         info = DataInfo(image=image, channels=channels, classes=outputs, labels=labels)
-        mean, std, assumed = choose_normalisation(known, self.usual, self.title, channels)
+        mean, std, assumed = choose_normalisation(facts, self.usual, self.title, channels)
         return Architecture(options, info, mean, std, (*self.assumed, *assumed))
 
     def _shape_with_ndim(self, name: str, ndim: int) -> tuple[int, ...]:
@@ -262,7 +262,7 @@ class Inference:
 
     def _get_or_assume(self, name: str, sentence: str) -> Any:
         """Return the fact ``name``; the usual one is recorded as an assumption, in the words of ``sentence``."""
-        value = getattr(self.known, name)
+        value = getattr(self.facts, name)
         if value is None:
             value = getattr(self.usual, name)
             if value is not None:
@@ -277,7 +277,7 @@ class Inference:
         if stem is None:
             if any(name.startswith("patch_embed.backbone.") for name in self.state):
                 raise WeightsError(self._missing_message("patch_embed.backbone.conv.weight is missing"))
-            norm = self._infer_norm("patch_embed.norm", self.known.eps or self.usual.eps or 1e-6)
+            norm = self._infer_norm("patch_embed.norm", self.facts.eps or self.usual.eps or 1e-6)
             patch: Options = {"type": "linear", "bias": "patch_embed.proj.bias" in self.state, "norm": norm}
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
@@ -289,7 +289,7 @@ class Inference:
 
     def _infer_number_of_heads(self, dim: int, q_norm: str) -> int:
         """Return the number of heads: a known fact, as a tensor shows, or as in the published model of this width."""
-        if (heads := self.known.heads) is not None:
+        if (heads := self.facts.heads) is not None:
             if dim % heads:
                 raise WeightsError(
                     f"{heads} heads do not divide the width of {dim} channels; give a divisor of it (--heads, or heads "
@@ -320,27 +320,27 @@ class Inference:
         By default the grid is assumed to be square and prefix tokens to have rows; weights for which only one of the
         two can hold are refused.
         """
-        known = self.known
-        requested = compute_requested_grid(known.image, known.grid, pixels)
+        facts = self.facts
+        requested = compute_requested_grid(facts.image, facts.grid, pixels)
         if "pos_embed" not in self.state:
             if requested is None and RELATIVE in self.state:
                 side = (math.isqrt(self._shape_with_ndim(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
                 self.assumed.append(f"a square grid, {side}x{side}")
-                return (side, side), known.prefix_rows or "own"
+                return (side, side), facts.prefix_rows or "own"
             if requested is None and self.unknown:
                 raise WeightsError(self._missing_message("pos_embed is missing"))
             if requested is None:
                 raise WeightsError(
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
                 )
-            return requested, known.prefix_rows or "own"
+            return requested, facts.prefix_rows or "own"
         tables, rows, _ = self._shape_with_ndim("pos_embed", 3)
         if tables != 1:
             raise WeightsError(
                 f"pos_embed holds {tables} tables of positions (its first dimension), and vitlab supports one; use "
                 "other weights"
             )
-        kinds = [known.prefix_rows] if known.prefix_rows else ["own", "none"] if prefix else ["own"]
+        kinds = [facts.prefix_rows] if facts.prefix_rows else ["own", "none"] if prefix else ["own"]
         patches = {kind: rows - (prefix if kind == "own" else 0) for kind in kinds}
         if requested is not None:
             for kind, count in patches.items():
@@ -351,13 +351,13 @@ class Inference:
                 f"{requested[0] * requested[1]}, plus {prefix} if the tokens before the patches have rows. Correct the "
                 "grid or the image size that is given for these weights (--source-grid, or config.json)."
             )
-        said = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
+        table = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
         square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0}
         square = {kind: side for kind, side in square.items() if side**2 == patches[kind]}
         if len(square) != 1:
             sides = " or ".join(f"{side}x{side}" for side in square.values())
             raise WeightsError(
-                f"{said} {f'may be a grid of {sides}' if square else 'are not a square grid'}; {_GRID_HINT}"
+                f"{table} {f'may be a grid of {sides}' if square else 'are not a square grid'}; {_GRID_HINT}"
             )
         kind, side = square.popitem()
         with_rows = patches.get("own", 0) if kind == "none" else 0
@@ -365,22 +365,22 @@ class Inference:
         for other in range(math.isqrt(max(with_rows, 0)), 1, -1):
             if with_rows % other == 0:
                 raise WeightsError(
-                    f"{said} may be a grid of {side}x{side} without rows for these tokens, or one with them, such as "
+                    f"{table} may be a grid of {side}x{side} without rows for these tokens, or one with them, such as "
                     f"{other}x{with_rows // other}; {_GRID_HINT}"
                 )
         which = "rows" if kind == "own" else "no rows"
-        own = "" if not prefix or known.prefix_rows else f", and {which} of positions for the tokens before it"
+        own = "" if not prefix or facts.prefix_rows else f", and {which} of positions for the tokens before it"
         self.assumed.append(f"a square grid, {side}x{side}{own}")
         return (side, side), kind
 
     def _infer_position(self, rows: str) -> Any:
         """Return the options of the position encoding; an encoding other than learned rows may leave no tensor."""
         learned = "pos_embed" in self.state
-        encoding = self.known.position or self.usual.position
+        encoding = self.facts.position or self.usual.position
         if encoding is None:
             kind = "no rotary positions" if learned else "no positions, neither rotary nor computed ones"
             self.assumed.append(f"{kind}, and norms before attention and MLP, which no tensor would show")
-        elif self.known.position is None and encoding.type != "none":
+        elif self.facts.position is None and encoding.type != "none":
             self.assumed.append(f"positions are {self.title}'s {encoding.type}, which no tensor shows")
         parts: list[Options] = [{"type": "learned", "prefix_rows": rows}] if learned else []
         if RELATIVE in self.state:
@@ -414,7 +414,7 @@ class Inference:
         outputs = self._shape_with_ndim("head.weight", 2)[0] if has_head else 1
         if "head_dist.weight" in state:
             return {"type": "distilled"}, outputs
-        stated = self.known.pool
+        stated = self.facts.pool
         if stated == "map" and "attn_pool.latent" not in state:
             stated = None  # a head that pools by attention has been left out
         before = prefix or registers
@@ -422,7 +422,7 @@ class Inference:
         sentence = ""
         if "attn_pool.latent" in state:
             hidden, dim = self._shape_with_ndim("attn_pool.mlp.fc1.weight", 2)
-            options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
+            options |= {"pool": "map", "approximate": self.facts.gelu or self.usual.gelu}
             if hidden != 4 * dim:
                 options["ratio"] = exact_ratio(hidden, dim)
             sentence = "attention pooling reads the patches alone" if before else ""
@@ -451,19 +451,19 @@ def count_blocks(state: State) -> int | None:
 
 
 def choose_normalisation(
-    known: ModelFacts, usual: ModelFacts, title: str, channels: int
+    facts: ModelFacts, usual: ModelFacts, title: str, channels: int
 ) -> tuple[Values, Values, tuple[str, ...]]:
     """Return mean and standard deviation per channel, and a sentence if they are assumed.
 
     The usual values of RGB do not apply to other numbers of channels.
     """
-    if known.mean is not None and known.std is not None:
-        sizes = {len(known.mean), len(known.std)}
+    if facts.mean is not None and facts.std is not None:
+        sizes = {len(facts.mean), len(facts.std)}
         if sizes == {channels}:
-            return known.mean, known.std, ()
+            return facts.mean, facts.std, ()
         if sizes == {1}:
-            return known.mean * channels, known.std * channels, ()
-    if known.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
+            return facts.mean * channels, facts.std * channels, ()
+    if facts.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
         whose = "DeiT and DINO" if usual.mean == IMAGENET.mean and title != "torchvision" else title
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (usual.mean, usual.std))
         sentence = f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}"

@@ -377,7 +377,7 @@ class GoogleFormat(Format):
         kernel = next(
             (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
         )
-        known = ModelFacts(
+        facts = ModelFacts(
             heads=int(kernel.shape[-2]) if kernel is not None and kernel.ndim == 3 else None,
             prefix_rows="none" if "pos_embedding" in inside else "own",
             pool="cls" if "cls" in inside else None,
@@ -386,7 +386,7 @@ class GoogleFormat(Format):
         learned = any(name.endswith("pos_embedding") for name in inside)
         big_vision = any("MlpBlock_0/" in name and name.startswith("Transformer/") for name in inside)
         computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
-        return known, ModelFacts(position=Encoding() if learned else computed).with_defaults(self.convention)
+        return facts, ModelFacts(position=Encoding() if learned else computed).with_defaults(self.convention)
 
 
 def _select_model_and_unstack_blocks(state: State) -> tuple[NewState, tuple[str, ...]]:

@@ -68,7 +68,7 @@ class Checkpoint:
     contents: WeightFile
     form: Format
     state: NewState
-    known: ModelFacts
+    facts: ModelFacts
     usual: ModelFacts = ModelFacts()  # noqa: RUF009  #: by the convention of the format
     unknown: tuple[str, ...] = ()  #: keys that the format does not have
     dropped: tuple[str, ...] = ()  #: keys that are not part of the model
@@ -90,7 +90,7 @@ class Checkpoint:
 
     def architecture(self, facts: ModelFacts) -> Architecture:
         """Return the architecture of these weights; a head that is not among them has one output."""
-        merged, whole = self.known.with_stated_facts(facts), self.whole
+        merged, whole = self.facts.with_stated_facts(facts), self.whole
         if whole is None:
             return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
         classes = len(self.state.get("head.weight", [0]))
@@ -134,13 +134,13 @@ def checkpoint_from_contents(contents: WeightFile, format_name: str | None = Non
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_facts_of_configs(contents, canonical.state)
     fixed, usual = fmt.infer_facts_and_defaults(contents.tensors)
-    known = _header_facts(contents).with_defaults(config).with_defaults(fixed)
+    facts = _header_facts(contents).with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = IMAGENET.with_defaults(usual)
     dropped, state = (*contents.other_keys, *canonical.dropped), canonical.state
-    if known.position is not None and known.heads is not None:
-        state = to_native_rotation(state, known.position, known.heads)
-    return Checkpoint(contents, fmt, state, known, usual, canonical.unknown, dropped, tuple(unread))
+    if facts.position is not None and facts.heads is not None:
+        state = to_native_rotation(state, facts.position, facts.heads)
+    return Checkpoint(contents, fmt, state, facts, usual, canonical.unknown, dropped, tuple(unread))
 
 
 def _checkpoint_from_timm(contents: WeightFile) -> Checkpoint:
@@ -302,7 +302,7 @@ fc.{p}                                                          head.fc.{p}
 """torchvision's names of a RegNet, and timm's."""
 
 
-def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
+def _open_convnet(tensors: State, facts: ModelFacts) -> OpenedModel:
     """Return a network whose tensors have torchvision's names, or those of timm's RegNet, and its data."""
     state, unknown = dict(tensors), tuple[str, ...]()
     if STEMS[2] <= state.keys():
@@ -319,19 +319,19 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
             )
     width, channels, _, side = state[stem_weight].shape
     stem: Literal["small", "imagenet"] = "imagenet" if regnet or side == 7 else "small"
-    assumed, image = [], known.image
+    assumed, image = [], facts.image
     if image is None:
         if stem == "small":
             raise WeightsError("the file does not state the size of its images; set 'size' of the teacher, in pixels")
         image = (SIZE, SIZE)
         assumed.append(f"images of {SIZE} pixels, as is the custom of ImageNet")
-    if None in (known.mean, known.std) and channels != 3:
+    if None in (facts.mean, facts.std) and channels != 3:
         raise WeightsError(
             f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
         )
     usual = TorchvisionFormat()
-    mean, std, of_pixels = choose_normalisation(known, usual.convention, usual.title, channels)
-    info = DataInfo(image=image, channels=channels, classes=len(state["fc.weight"]), labels=known.labels or ())
+    mean, std, of_pixels = choose_normalisation(facts, usual.convention, usual.title, channels)
+    info = DataInfo(image=image, channels=channels, classes=len(state["fc.weight"]), labels=facts.labels or ())
     with torch.random.fork_rng(devices=[]):
         if regnet:
             model: Model = RegNetY16GF(info)
