@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitlab.errors import UserError
-from vitlab.store.files import open_nofollow
+from vitlab.store.files import open_nofollow, temporary_path
 
 DRIVER = "VITLAB_DRIVER"
 """Environment variable with the driver of a worker, as named by :func:`unique_process_name`."""
@@ -339,7 +339,7 @@ def remove_stale_heartbeat(path: Path) -> bool:
     Of several processes doing so at once, one may remove the file another has just created; the latter detects this by
     :func:`raise_if_lock_lost`.
     """
-    probe_file = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    probe_file = temporary_path(path)
     try:
         probe_file.touch()  # for the time of the file system's clock
         if not _is_stale(path, probe_file.stat().st_mtime):
