@@ -208,8 +208,10 @@ def redirect_output_to_log(folder: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        for descriptor in (1, 2)
+    )
     faulthandler.enable()
 
 
