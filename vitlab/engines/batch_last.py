@@ -278,7 +278,7 @@ def _to_KBTD(x_KDTB: Tensor) -> Tensor:
 
 def _to_KDTB(x_KBTD: Tensor) -> Tensor:
     """Return (K, B, T, D) as a contiguous (K, D, T, B)."""
-    return x_KBTD.permute(0, 3, 2, 1).contiguous()
+    return _to_KBTD(x_KBTD).contiguous()
 
 
 def _tensors_of_part(path: str, rows: State) -> dict[str, Tensor]:

@@ -117,12 +117,11 @@ class Vmap(Engine):
         stacked = [each[row] for row in self.rows]
         x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in stacked])
         y_KB = torch.stack([batch.y_B for batch, _ in stacked])
-        draws = noise.Draws(
-            dropout=noise.tensor_of([draws.dropout for _, draws in stacked], first.feed.device),
-            drop_path=noise.tensor_of([draws.drop_path for _, draws in stacked], first.feed.device),
-            sample_B=torch.stack([batch.id_B for batch, _ in stacked]),
-            step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
+        dropout, drop_path, step = (
+            noise.tensor_of([getattr(draws, name) for _, draws in stacked], first.feed.device)
+            for name in ("dropout", "drop_path", "step")
         )
+        draws = noise.Draws(dropout, drop_path, torch.stack([batch.id_B for batch, _ in stacked]), step)
         if first.path_layers:
             keys, samples = zip(*((draws.drop_path, sample_ids(batch)) for batch, draws in stacked), strict=True)
             draws = draws._replace(scale_LB=draw_path_scales(first.path_layers, keys, samples, x_KBCHW))

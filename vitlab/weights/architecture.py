@@ -323,17 +323,15 @@ class Inference:
         facts = self.facts
         requested = compute_requested_grid(facts.image, facts.grid, pixels)
         if "pos_embed" not in self.state:
-            if requested is None and RELATIVE in self.state:
+            if requested is not None:
+                return requested, facts.prefix_rows or "own"
+            if RELATIVE in self.state:
                 side = (math.isqrt(self._shape_with_ndim(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
                 self.assumed.append(f"a square grid, {side}x{side}")
                 return (side, side), facts.prefix_rows or "own"
-            if requested is None and self.unknown:
+            if self.unknown:
                 raise WeightsError(self._missing_message("pos_embed is missing"))
-            if requested is None:
-                raise WeightsError(
-                    f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
-                )
-            return requested, facts.prefix_rows or "own"
+            raise WeightsError(f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}")
         tables, rows, _ = self._shape_with_ndim("pos_embed", 3)
         if tables != 1:
             raise WeightsError(
@@ -352,8 +350,9 @@ class Inference:
                 "grid or the image size that is given for these weights (--source-grid, or config.json)."
             )
         table = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
-        square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0}
-        square = {kind: side for kind, side in square.items() if side**2 == patches[kind]}
+        square = {
+            kind: side for kind, count in patches.items() if count > 0 and (side := math.isqrt(count)) ** 2 == count
+        }
         if len(square) != 1:
             sides = " or ".join(f"{side}x{side}" for side in square.values())
             raise WeightsError(

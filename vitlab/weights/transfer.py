@@ -256,7 +256,7 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bo
     if encoding.type != "rope2d" or (encoding.axes == "xy" and encoding.pairs == "interleaved"):
         return out
     pairs = len(state["blocks.0.attn.qkv.weight"]) // (6 * heads)
-    order_Q = torch.arange(pairs) if encoding.axes == "xy" else torch.arange(pairs).roll(pairs // 2)
+    order_Q = torch.arange(pairs).roll(0 if encoding.axes == "xy" else pairs // 2)
     channel = {"interleaved": (2 * order_Q, 2 * order_Q + 1), "halves": (order_Q, order_Q + pairs)}[encoding.pairs]
     order_K = torch.stack(channel, 1).flatten()
     if back:
