@@ -174,7 +174,7 @@ class BatchLastForward:
     def _apply_position(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
         parts = position_encodings_of_model(self.model)
-        if all(not part.overrides(hook) or hook_does_nothing(hook, part, layer) for part in parts):
+        if all(hook_does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._apply_tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -351,10 +351,7 @@ def count_tokens_head_reads(model: ViT) -> int | None:
     ]
     if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
-    if not all(
-        not part.overrides("mix") or hook_does_nothing("mix", part, layer)
-        for part in position_encodings_of_model(model)
-    ):
+    if not all(hook_does_nothing("mix", part, layer) for part in position_encodings_of_model(model)):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
@@ -368,7 +365,9 @@ def position_encodings_of_model(model: ViT) -> list[Position]:
 
 
 def hook_does_nothing(hook: str, part: Position, layer: int) -> bool:
-    """Return True if ``hook`` of a built-in encoding, which acts at certain layers, does nothing at ``layer``."""
+    """Return True if an encoding does not override ``hook``, or is a built-in one that does nothing at ``layer``."""
+    if not part.overrides(hook):
+        return True
     if hook == "add":
         return isinstance(part, Additive) and type(part).add is Additive.add and layer not in part.layers
     return type(part) is Conditional and layer != 1

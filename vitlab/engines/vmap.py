@@ -217,10 +217,9 @@ class Vmap(Engine):
 
 # -- optimizers of several models that step together ------------------------------------------------------------------
 
-_ADAMS, _SGDS = (torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,)
 ADAMS, SGDS = (
-    (*_ADAMS, *map(subclass_without_compile_hooks, _ADAMS)),
-    (*_SGDS, *map(subclass_without_compile_hooks, _SGDS)),
+    (*classes, *map(subclass_without_compile_hooks, classes))
+    for classes in ((torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,))
 )
 """Classes of elementwise optimizers; a derived class may compute another step."""
 

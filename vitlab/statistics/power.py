@@ -84,11 +84,7 @@ def _exceedance_at_next_look(u_I: Floats, bounds_J: Floats, before: int, added: 
         weights = np.exp(-0.5 * scores**2) / np.exp(-0.5 * scores**2).sum()
     return np.asarray(
         sum(
-            weight
-            * (
-                _exceedance_given_u_and_v(u_I, bounds_J, v, before, added)
-                + _exceedance_given_u_and_v(-u_I, bounds_J, v, before, added)
-            )
+            weight * sum(_exceedance_given_u_and_v(sign * u_I, bounds_J, v, before, added) for sign in (1, -1))
             for v, weight in zip(cosines.tolist(), weights.tolist(), strict=True)
         )
     )

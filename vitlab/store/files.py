@@ -72,12 +72,11 @@ def write_bytes(
             set_aside(path)
         set_aside_damaged(path)
         os.replace(partial, path)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -191,8 +191,10 @@ FAMILIES: Mapping[str, Family] = {
     "ijepa": Family(_VIT, pixels=IMAGENET, classifier="gap", unread=("pooler.",), pool=None),
     "beit": Family(_BEIT),
     "data2vec-vision": Family(_BEIT),
-    "dinov2": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),
-    "dinov2_with_registers": Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),
+    **dict.fromkeys(
+        ("dinov2", "dinov2_with_registers"),
+        Family(_DINOV2, 1e-6, pixels=IMAGENET, classifier=None, foreign=("classifier.",)),
+    ),
     "dinov3_vit": Family(_DINOV3, 1e-5, heads=6, pixels=IMAGENET),
     "clip": Family(_CLIP, 1e-5, "quick_gelu", pixels=CLIP, classifier="gap", unread=("post_layernorm.",)),
     "siglip": Family(_SIGLIP, 1e-6, "gelu_pytorch_tanh", classifier="gap", unread=("head.",), pool=None),
