@@ -163,6 +163,10 @@ class PollingExecutor(Executor):
         self._waiting: list[Job] = []  #: jobs that have not begun
         self._ends: list[JobEnd] = []
 
+    def submit(self, job: Job) -> None:
+        """Queue a job; :meth:`poll` starts it."""
+        self._waiting.append(job)
+
     def poll(self, timeout_s: float) -> list[JobEnd]:
         """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s

@@ -15,7 +15,6 @@ from typing import Any
 
 from vitlab.executors.base import JobEnd, PollingExecutor, executor
 from vitlab.executors.worker import run_job
-from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 
 
@@ -33,10 +32,6 @@ class Inline(PollingExecutor):
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
         self._stop = threading.Event()
-
-    def submit(self, job: Job) -> None:
-        """Queue the job; :meth:`poll` runs it."""
-        self._waiting.append(job)
 
     def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Run the next job to its end.

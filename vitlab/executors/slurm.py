@@ -180,13 +180,6 @@ class Slurm(PollingExecutor):
         job_id = _run_command(*command, input=script).strip().partition(";")[0]
         return f"Slurm job {job_id}", f"scancel {job_id}"
 
-    def submit(self, job: Job) -> None:
-        """Queue a job for the next pack, which :meth:`poll` submits when fewer than ``jobs`` packs are in Slurm.
-
-        The driver submits a new job for each ended one, so when a whole pack has ended, the next one is full.
-        """
-        self._waiting.append(job)
-
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
         self._drop_waiting_jobs()
@@ -294,7 +287,11 @@ class Slurm(PollingExecutor):
         return False
 
     def _wait_and_collect_ends(self, timeout_s: float) -> None:
-        """Send waiting jobs and collect ended ones."""
+        """Send waiting jobs and collect ended ones.
+
+        A pack is submitted when fewer than ``jobs`` packs are in Slurm.  The driver submits a new job for each ended
+        one, so when a whole pack has ended, the next one is full.
+        """
         free = self._jobs - len(self._sent)
         if self._waiting and free > 0 and time.monotonic() >= self._again_at:
             starts = range(0, len(self._waiting), self._pack)
