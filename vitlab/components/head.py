@@ -98,18 +98,16 @@ class AttentionPool(nn.Module):
         return x_BSD + self.mlp(self.norm(x_BSD))
 
 
-@head.register("linear")
-class LinearHead(Head):
-    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
-
-    ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax`` half of
-    the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``seq`` is the mean weighted by the softmax of a
-    learned linear score of each token (arXiv:2104.05704, the sequence pooling of CCT).  ``prr`` lets all tokens attend
-    to each other, with themselves as queries, keys and values, and takes the class token, or the mean of all without
-    one: timm's port of "Locality-Attending Vision Transformer" (ICLR 2026).
+class _PooledHead(Head):
+    """Base of heads that classify one vector pooled from the tokens.
 
     Args:
-        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax``, ``seq`` or ``prr``.
+        pool: ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax``
+            half of the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``seq`` is the mean weighted by
+            the softmax of a learned linear score of each token (arXiv:2104.05704, the sequence pooling of CCT).
+            ``prr`` lets all tokens attend to each other, with themselves as queries, keys and values, and takes the
+            class token, or the mean of all without one: timm's port of "Locality-Attending Vision Transformer" (ICLR
+            2026).
         over: what is pooled: the patches, or all tokens.
         drop: dropout before the last layer.
         approximate: the GELU of attention pooling, as in the blocks' MLP.
@@ -129,15 +127,15 @@ class LinearHead(Head):
     def __init__(
         self,
         g: Geometry,
-        *,
-        pool: Pool = "cls",
-        over: Over = "patches",
-        drop: Probability = 0.0,
-        approximate: Gelu = "none",
-        pool_heads: Count | None = None,
-        ratio: Positive = 4.0,
-        pool_eps: Positive = 1e-6,
-        weights: Weights = "drawn",
+        pool: Pool,
+        over: Over,
+        drop: float,
+        approximate: Gelu,
+        pool_heads: int | None,
+        ratio: float,
+        pool_eps: float,
+        weights: Weights,
+        representation_size: int | None = None,
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -148,7 +146,8 @@ class LinearHead(Head):
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.score = nn.Linear(g.dim, 1) if pool == "seq" else None
         self.drop = Dropout(drop)
-        self.fc = _build_classifier(g.dim, g.classes, weights)
+        self.pre_logits = nn.Linear(g.dim, representation_size) if representation_size else None
+        self.fc = _build_classifier(representation_size or g.dim, g.classes, weights)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -181,11 +180,34 @@ class LinearHead(Head):
         return (x_BSD.amax(1, keepdim=True) + mean_B1D) / 2 if self.kind == "avgmax" else mean_B1D
 
     def classify(self, x_BSD: Tensor) -> Logits:
-        return Logits(self.fc(self.drop(x_BSD[:, 0])))
+        x_BR = x_BSD[:, 0]
+        if self.pre_logits is not None:
+            x_BR = torch.tanh(self.pre_logits(x_BR))
+        return Logits(self.fc(self.drop(x_BR)))
+
+
+@head.register("linear")
+class LinearHead(_PooledHead):
+    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929."""
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Probability = 0.0,
+        approximate: Gelu = "none",
+        pool_heads: Count | None = None,
+        ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
+        weights: Weights = "drawn",
+    ) -> None:
+        super().__init__(g, pool, over, drop, approximate, pool_heads, ratio, pool_eps, weights)
 
 
 @head.register("mlp")
-class MLPHead(LinearHead):
+class MLPHead(_PooledHead):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
@@ -207,22 +229,8 @@ class MLPHead(LinearHead):
         weights: Weights = "drawn",
     ) -> None:
         super().__init__(
-            g,
-            pool=pool,
-            over=over,
-            drop=drop,
-            approximate=approximate,
-            pool_heads=pool_heads,
-            ratio=ratio,
-            pool_eps=pool_eps,
+            g, pool, over, drop, approximate, pool_heads, ratio, pool_eps, weights, representation_size or g.dim
         )
-        size = representation_size or g.dim
-        del self.fc  # parameters stand in the order of the layers
-        self.pre_logits = nn.Linear(g.dim, size)
-        self.fc = _build_classifier(size, g.classes, weights)
-
-    def classify(self, x_BSD: Tensor) -> Logits:
-        return Logits(self.fc(self.drop(torch.tanh(self.pre_logits(x_BSD[:, 0])))))
 
 
 @head.register("distilled")
