@@ -392,6 +392,20 @@ def test_own_validation_folder_is_the_validation_split(tmp_path: Path, name: str
     assert note.startswith("'validation: 0.25' is set, so the 8 validation pictures of the data set join the training")
 
 
+@pytest.mark.parametrize(("number", "noted"), [(3, False), (4, True)])
+def test_note_names_classes_of_which_one_has_over_three_times_the_pictures(
+    tmp_path: Path, number: int, noted: bool
+) -> None:
+    for split, label, count in (("train", "cat", number), ("train", "dog", 1), ("test", "cat", 1), ("test", "dog", 9)):
+        (tmp_path / split / label).mkdir(parents=True)
+        for index in range(count):
+            grey = 10 * index + len(split + label) + 100 * (label == "dog")
+            Image.new("RGB", (4, 4), (grey, index, 0)).save(tmp_path / split / label / f"{index}.png")
+    notes = " ".join(DataSource(folder(tmp_path)).check_pictures_and_note())
+    assert ("4 of the pictures to train and validate on are of 'cat', and 1 of 'dog'." in notes) == noted
+    assert ("balanced_accuracy" in notes) == noted
+
+
 def test_one_of_several_validation_folders_is_used_and_the_others_named(tmp_path: Path) -> None:
     root = write(tmp_path, "train", "val", "valid", "test")
     assert DataSource(folder(root)).check_pictures_and_note()[1:] == [

@@ -24,7 +24,15 @@ from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Image
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import channel_statistics
-from vitlab.data.splits import Prepared, Subset, TestSet, make_test_sets, select_and_resize, select_images
+from vitlab.data.splits import (
+    Prepared,
+    Subset,
+    TestSet,
+    make_test_sets,
+    select_and_resize,
+    select_classes,
+    select_images,
+)
 from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
@@ -41,6 +49,8 @@ DECODING_MODULES = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixe
 """Modules that decode image files for all data sets."""
 
 MAX_NAMED = 50  #: unreadable pictures that a message names
+
+MAX_IMBALANCE = 3  #: pictures of the largest class over those of the smallest, above which a note names both
 
 MAX_CACHED = 2  #: decoded data sets to cache per process, without corrupted images, for trials that one process trains
 
@@ -94,6 +104,16 @@ class DataSource:
             if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
             if pictures:
+                names, (_, y_N) = self.info().labels, select_classes(pictures[0].y_N, self.options["classes"])
+                count_K = torch.bincount(y_N) if y_N.ndim == 1 else y_N.sum(0)
+                most, least = count_K.argmax(), count_K.argmin()
+                if count_K[most] > MAX_IMBALANCE * count_K[least]:
+                    notes.append(
+                        f"Classes are imbalanced: {count_K[most]:,} of the pictures to train and validate on are of "
+                        f"'{names[most]}', and {count_K[least]:,} of '{names[least]}'. Judge by a metric that counts "
+                        "all classes alike, such as macro_f1 or, with one class a picture, balanced_accuracy "
+                        "(train.metrics)."
+                    )
                 notes += self._notes_on_storage(pictures, self._check_and_time_pictures(pictures))
             return notes
 

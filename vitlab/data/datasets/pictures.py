@@ -359,21 +359,19 @@ class PictureSet(Dataset):
     def get_listing(self) -> Listing:
         """Return the listing of the last call of :meth:`info`, which is called first if it has not been."""
         if self._listing is None:
-            # info() may know the classes of a set that is not here.
-            if (reason := self.missing()) is not None:
-                raise DataError(reason)
             self.info()
-        assert self._listing is not None
+        if self._listing is None:  # info() may know the classes of a set that is not here
+            raise DataError(str(self.missing()))
         return self._listing
 
     def notes(self) -> Sequence[str]:
         """Return what was read, what was left out, and how many pictures are duplicates."""
         listing = self.get_listing()
-        numbers = {split: len(row_M) for split, row_M in listing.splits.items()}
+        splits = listing.splits
         parts = [
-            f"train {numbers[TRAIN]:,} pictures of {len(listing.labels)} classes",
-            *([f"val {numbers[VAL]:,}"] if VAL in numbers else []),
-            f"test {numbers[TEST]:,}{listing.remark}",
+            f"train {len(splits[TRAIN]):,} pictures of {len(listing.labels)} classes",
+            *([f"val {len(splits[VAL]):,}"] if VAL in splits else []),
+            f"test {len(splits[TEST]):,}{listing.remark}",
         ]
         return [
             f"{self.where}: {', '.join(parts)}{listing.rest}.",
