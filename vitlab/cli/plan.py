@@ -12,7 +12,7 @@ from vitlab.cli.completion import complete_packaged_or_file
 from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
-from vitlab.planning.match import BACKWARD, UTILISATION, training_hours
+from vitlab.planning.match import BACKWARD
 from vitlab.planning.tune import PENDING, format_knobs
 from vitlab.planning.values import Plan, Tuning
 from vitlab.report.formats import parts_to_text
@@ -27,13 +27,13 @@ from vitlab.store.result import Ending
 @click.option(
     "--cost",
     is_flag=True,
-    help="Add parameters, multiply-accumulates (MACs) and estimated training time of each arm.",
+    help="Add parameters and multiply-accumulates (MACs) of each arm, and on a GPU its estimated training time.",
 )
 @click.option(
     "--device-tflops",
     type=click.FloatRange(min=0, min_open=True),
     help="Peak rate of a GPU for the times of --cost, in TFLOP/s: in bf16 an A100 has 312, the default, an H100 989. "
-    "Without it, the times of a study that will run on a CPU are of one core, at its measured rate.",
+    "Without it, a study that will run on a CPU has no times: they are not known before a training.",
 )
 @click.option(
     "--power",
@@ -56,8 +56,7 @@ def plan_command(
     file = find_study_file(file)
     study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
-    trials = (*plan.trials, *plan.rival_trials, *plan.labelled_prerequisites)
-    folders = {planned.trial.name: store.folder(planned.trial) for planned in trials}
+    folders = {trial.name: store.folder(trial) for trial in plan.trials_with_keys}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
     costs = _estimate_costs_by_arm(plan, file, device, device_tflops) if cost else {}
@@ -89,15 +88,14 @@ def plan_command(
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Cost of an arm's model and of one training; None where the number of its images is unknown."""
+    """Cost of an arm's model and of one training; None where it is unknown."""
 
     params: int
     macs: int  #: multiply-accumulates of one image, forward
     images: int | None
     train_macs: int | None
-    hours: float | None
-    unit: str  #: of the hours: GPU, or CPU for one core of it
-    tflops: float  #: peak rate that the hours assume
+    hours_at_peak: float | None  #: of one GPU at its peak rate, of which a training attains 0.36 to 0.13
+    tflops: float | None  #: the peak rate; None for a CPU
 
 
 States = Mapping[str, str]
@@ -108,31 +106,25 @@ Costs = Mapping[str, ArmCost]
 
 
 def _estimate_costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> Costs:
-    import torch
-
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import count_params_and_macs
-    from vitlab.runner.circumstances import measured_matrix_rate
 
-    unit = "GPU" if tflops or device != "cpu" else "CPU"
-    if not tflops:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # of which the rate is known
-        tflops = 312.0 if unit == "GPU" else measured_matrix_rate(torch.device("cpu"), "fp32", 1) / 1e12
-        torch.set_num_threads(threads)
-    trials = {planned.arm: planned for planned in reversed(plan.trials_and_pending)}
+    if not tflops and device != "cpu":
+        tflops = 312.0
+    trials = {planned.arm: planned.trial for planned in reversed(plan.trials_and_pending)}
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
     for arm, cost in count_params_and_macs(plan, file).items():
-        spec, seeds = trials[arm].trial.spec, trials[arm].trial.seeds
+        spec, seeds = trials[arm].spec, trials[arm].seeds
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
         if spec.train.epochs is not None and data not in examples_by_data:
             examples_by_data[data] = DataSource(spec.data).count_training_images(seeds)
         images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else BACKWARD * cost["macs"] * images
-        hours = None if work is None else training_hours(work, tflops)
-        by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, unit, tflops)
+        # A multiply-accumulate is two operations, and an hour has 3600 s.
+        hours = work and tflops and work / (tflops * 1.8e15)
+        by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, tflops)
     return by_arm
 
 
@@ -142,9 +134,9 @@ def _skipped_arms(plan: Plan) -> list[str]:
 
 def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
-    trials = Counter(planned.arm for planned in plan.trials)
+    trials = Counter(planned.arm for planned in plan.trials_and_pending)
     by_state = Counter((planned.arm, states[planned.trial.name]) for planned in plan.trials)
-    pending = Counter(planned.arm for planned in plan.pending)
+    pending = {planned.arm for planned in plan.pending}
     column, columns, engines = Columns(plan.arms), [], {arm.engine for arm in plan.arms if arm.engine}
     for path in plan.paths:
         texts = tuple(format_value(arm.values[path]) for arm in plan.arms)
@@ -153,8 +145,8 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
         column("arm", lambda arm: arm.name, right=False),
         *columns,
         column("against", lambda arm: arm.baseline or "", rank=1, right=False),
-        column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
-        column("cached", lambda arm: PENDING if pending[arm.name] else str(by_state[arm.name, Ending.DONE])),
+        column("trials", lambda arm: str(trials[arm.name])),
+        column("cached", lambda arm: PENDING if arm.name in pending else str(by_state[arm.name, Ending.DONE])),
         *([column("paused", lambda arm: str(by_state[arm.name, PAUSED] or ""))] if PAUSED in states.values() else []),
         column("engine", lambda arm: arm.engine, rank=0 if len(engines) > 1 else 7, right=False),
     ]
@@ -163,27 +155,31 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
         columns += [
             column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
-            column_of_costs(
-                f"{next(iter(costs.values())).unit} time at {100 * UTILISATION:g} %",
-                lambda cost: _format_hours(cost.hours) if cost else "",
-            ),
+            column_of_costs("training time", lambda cost: _format_hours(cost.hours_at_peak) if cost else ""),
         ]
     return columns
 
 
 def _format_hours(hours: float | None) -> str:
-    return "?" if hours is None else format_duration(3600 * hours)
+    """Format the shortest and the longest time of a GPU that would take these hours at its peak rate."""
+    # ViT-B/16 and ViT-Ti/16 were trained at these shares of an H100's 989 TFLOP/s in bf16, see BENCHMARKS.md.
+    return "?" if hours is None else " to ".join(format_duration(3600 * hours / share) for share in (0.36, 0.13))
 
 
 def _describe_costs(plan: Plan, costs: Costs) -> str:
     """Return what the times are, and the time of the whole study."""
     cost = next(iter(costs.values()))
+    if not cost.tflops:
+        return (
+            "How long a training takes on this CPU is not known before one of these arms has ended, and then said "
+            "below. 'vitlab run FILE' shows the time that is left, and after Ctrl-C it continues where it stopped."
+        )
     sentence = (
-        f"{cost.unit} time is of one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
-        f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops); this share is an "
-        "assumption, and a run shows its time"
+        "Training time is of one GPU, computed and not measured: 3 x MACs x images seen, of 2 operations each, at "
+        f"36 to 13 % of {cost.tflops:g} TFLOP/s (--device-tflops), "
+        "as an H100 trained ViT-B/16 and ViT-Ti/16; other GPUs and smaller models may attain another share"
     )
-    hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}
+    hours = {arm: cost.hours_at_peak for arm, cost in costs.items() if cost.hours_at_peak is not None}
     if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
     total = sum(hours[planned.arm] for planned in plan.trials_and_pending)
@@ -203,14 +199,13 @@ def _describe_trials(plan: Plan, states: States) -> str:
         "of tuning": plan.rival_trials,
         "of teachers or pre-training": plan.labelled_prerequisites,
     }
-    total = sum(map(len, groups.values()))
     parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]
     count = Counter(states.get(planned.trial.name) for trials in groups.values() for planned in trials)
     waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    total_and_parts = format_count(total, "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else "")
+    total_and_parts = format_count(count.total(), "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else "")
     return f"{total_and_parts}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
@@ -284,7 +279,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             problems += error.mistakes
             is_plugin_broken |= isinstance(error, BrokenComponent)
             continue
-        arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
+        arms, trials = len(plan.arms), len(plan.trials_and_pending)
         skipped = _skipped_arms(plan)
         notes = [*skipped, *plan.notes]
         rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": len(skipped), "notes": notes})

@@ -3,8 +3,7 @@
 The caller supplies the function that counts costs.  The value is found by bisection over the values that the knob can
 take: whole numbers, multiples of the batch size for ``train.images``, four significant digits for other numbers.
 
-A training costs 3 x MACs x images: a forward pass, and a backward pass of twice its work.  A multiply-accumulate is two
-floating-point operations, and a GPU attains about 0.4 of its peak rate in training.
+A training costs 3 x MACs x images: a forward pass, and a backward pass of twice its work.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -310,14 +309,3 @@ def _sets_knob(path: str, value: Any, knob: str) -> bool:
 
 
 BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work
-UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
-
-
-def training_hours(train_macs: float, tflops: float) -> float:
-    """Return the hours that a training takes on one GPU, or on one core of a CPU.
-
-    Args:
-        train_macs: multiply-accumulates of the training.
-        tflops: peak rate of the device at the training's precision, in 10^12 operations per second.
-    """
-    return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600
