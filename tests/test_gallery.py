@@ -24,7 +24,7 @@ from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column, Scale
 from vitlab.report.sections.arms import arm_columns
-from vitlab.report.sections.main_effects import describe_factor_effects
+from vitlab.report.sections.main_effects import factor_answers
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -60,16 +60,12 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
-        sentences = [
-            answer.sentence
-            for answer in phrasing.answer_per_arm(rows, plan.analysis, Scale.of(plan.analysis.metric, plan.units))
+        scale = Scale.of(plan.analysis.metric, plan.units)
+        answers = [
+            *factor_answers(Report.from_json(doc).sections, plan.analysis, scale),
+            *phrasing.answer_per_arm(rows, plan.analysis, scale),
         ]
-        assert doc["answers"] == [
-            *describe_factor_effects(
-                Report.from_json(doc).sections, plan.analysis, Scale.of(plan.analysis.metric, plan.units)
-            ),
-            *sentences,
-        ]
+        assert doc["answers"] == [answer.sentence for answer in answers]
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page

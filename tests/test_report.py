@@ -1633,7 +1633,7 @@ def test_captions_say_what_is_drawn(tmp_path):
     one, five = captions_of("one", 1), captions_of("five", 5)
     assert one["arms"] == "First the value, then the difference from the baseline."
     assert "each seed (small) and the mean with its 95 % interval" in five["arms"]
-    assert "a filled dot is a verdict" in five["arms"] and "for all of them at once" not in five["arms"]
+    assert "a filled dot are decided: green better" in five["arms"] and "for all of them at once" not in five["arms"]
     assert five["curves"].startswith("val accuracy (%) over training: the mean of the seeds with its 95 % t-interval")
     assert "dashed" not in five["curves"] and "grey" not in five["curves"]
     many = report.collect_report(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
@@ -1876,9 +1876,9 @@ def test_numbers_have_readable_precision():
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
     # Equal values have no spread: their mean and the ends of its interval differ by rounding alone.
     rounding = {"low": 0.09999999999999998, "high": 0.10000000000000006}
-    assert phrasing.half_widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
+    assert phrasing.half_width(**rounding) is None and phrasing.half_width(0.1, 0.2) == pytest.approx(0.05)
     scale = phrasing.Scale.of("val/accuracy", units)
-    assert scale.decimals_for_intervals(phrasing.half_widths([rounding], "low", "high")) == 1
+    assert scale.decimals_for_intervals([phrasing.half_width(**rounding)]) == 1
     assert scale.end(2.8e-17, 1) == "0.0"
 
 

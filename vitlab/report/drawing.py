@@ -28,6 +28,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 }
 """Colour to its CSS variable in a page, which has a light and a dark theme."""
 WIDTH = 7.2  #: inches: a picture as wide as a page
+NARROW = WIDTH / 2  #: as wide as a phone, or a column of a paper
 MAX_LINES = 4  #: most lines of a label; a longer one is cut
 
 STYLE = {
@@ -180,7 +181,8 @@ def _adapt_svg_tag(tag: str, id_prefix: str, alt_text: str) -> str:
         # As a share of the width of a page, so that text has the same size in all pictures.
         share = float(size[1]) / (72 * WIDTH)
         label = escape(alt_text, quote=True)
-        tag = f'<svg role="img" aria-label="{label}" style="--share: {share:.3g}"{tag[size.end() :]}'
+        narrow = ' class="narrow"' * (float(size[1]) <= 72 * NARROW)
+        tag = f'<svg role="img"{narrow} aria-label="{label}" style="--share: {share:.3g}"{tag[size.end() :]}'
     # Lines of one label stand where the font of the figure puts them; Verdana is as wide.
     tag = re.sub(r"font-family: [^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{id_prefix}-", tag)  # unique among the pictures of a page

@@ -204,23 +204,29 @@ def half_width(low: float | None, high: float | None) -> float | None:
     return (high - low) / 2
 
 
+def warn_of_collapsed_seeds(rows: Sequence[Row]) -> str:
+    """Return a warning that numbers over the seeds of these arms include collapsed ones; empty if there are none."""
+    seeds = [f"{row['collapsed']} of {row['n']} of {row['arm']}" for row in rows if row["collapsed"]]
+    return f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}." if seeds else ""
+
+
 def interval_unless_collapsed(row: Row) -> tuple[float | None, float | None]:
     """Return the interval of an arm's mean; None where seeds collapsed, because none by t holds then."""
     return (None, None) if row["collapsed"] else (row["low"], row["high"])
 
 
-def half_widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
-    """Return the :func:`half_width` of the intervals of all arms."""
-    return [half_width(row[low], row[high]) for row in rows]
-
-
 def mean_and_difference_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
-    """Return the number of decimals of means and of differences."""
-    means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
-    return (
-        scale.decimals_for_intervals(half_widths(rows, "low", "high"), means),
-        scale.decimals_for_intervals(half_widths(rows, "difference_low", "difference_high"), differences),
-    )
+    """Return the number of decimals of means, their deviations and intervals, and of differences.
+
+    Means have no fewer than differences, so that a reader can subtract them, and one more if an end of an interval
+    would be 0.
+    """
+    intervals = [interval_unless_collapsed(row) for row in rows]
+    own = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
+    widths = [half_width(row["difference_low"], row["difference_high"]) for row in rows]
+    apart = scale.decimals_for_intervals(widths) if any(widths) else own
+    own = max(own, apart)
+    return own + any(scale.end(end, own) != scale.number(end, own) for ends in intervals for end in ends if end), apart
 
 
 def format_p_value(p: float | None, alpha: float) -> str:

@@ -28,7 +28,7 @@ from vitlab.report.phrasing import Answer, Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
 from vitlab.report.sections import Findings, Table, all_sections, section
 from vitlab.report.sections.blocks import block_answers
-from vitlab.report.sections.main_effects import describe_factor_effects
+from vitlab.report.sections.main_effects import factor_answers
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store
@@ -93,7 +93,9 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        grid = map(Answer, describe_factor_effects(self.sections, self.analysis, self.scale))
+        grid = factor_answers(self.sections, self.analysis, self.scale)
+        if grid and (warning := phrasing.warn_of_collapsed_seeds(self.arms)):
+            grid.append(Answer(warning))
         blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.scale)
         answers = [*grid, *(blocks or phrasing.answer_per_arm(self.arms, self.analysis, self.scale))]
         return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added
@@ -117,7 +119,11 @@ class Report:
     def table(self, name: str) -> Table | None:
         """Return the table of a section; None if it has none, or found nothing."""
         part, rows = all_sections()[name], self.sections.get(name, ())
-        return part.table(rows, self) if rows or not part.row else None
+        table = part.table(rows, self) if rows or not part.row else None
+        warning = phrasing.warn_of_collapsed_seeds(self.arms)
+        if table is None or not part.of_seeds or not warning:
+            return table
+        return replace(table, caption=f"{table.caption} {warning}", caveat=f"{table.caveat} {warning}".strip())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

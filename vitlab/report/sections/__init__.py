@@ -92,6 +92,7 @@ class Section(Generic[RowT]):
     row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`, of JSON values; None if none are stored
     about: ClassVar[str] = ""  #: what its :meth:`images` show
     in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
+    of_seeds: ClassVar[bool] = False  #: whether it has numbers over seeds, of which those that collapsed are said
     of_table: ClassVar[bool] = False  #: whether it is made from a table of other programs, too
 
     def inputs(self, plan: Plan, store: Store) -> object:

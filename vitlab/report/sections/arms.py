@@ -13,6 +13,7 @@ from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.drawing import (
+    NARROW,
     WIDTH,
     Drawing,
     apply_style,
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
     from vitlab.report.report import Report
 
+DOTS = (
+    "differences with a filled dot are decided: green better, orange worse, in the colour of the text the same or "
+    "equivalent"
+)
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
 FEW_TICKS = 5  #: intervals between ticks; values that differ little have long labels
 
@@ -192,11 +197,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{replace(scale, metric=test).title}, mean {PLUS_MINUS} sd"
-        tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
-        of_test = scale.decimals_for_intervals(phrasing.half_widths(rows, "low", "high"), tested)
-        table.append(
-            column(title, lambda row: scale.mean_with_sd(row.get(test), row.get(f"{test}_sd"), of_test), rank=7)
-        )
+        table.append(column(title, lambda row: scale.mean_with_sd(row.get(test), row.get(f"{test}_sd"), own), rank=7))
     costs = [
         _parameters(rows),
         column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=10),
@@ -233,7 +234,8 @@ def paper_table(report: Report) -> Table:
         caption += f"; verdicts at level {analysis.alpha:g}."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
-    return Table(table, f"{report.question} {caption}{describe_shared_name_parts(labels)}".strip())
+    sentences = report.question, caption + describe_shared_name_parts(labels), phrasing.warn_of_collapsed_seeds(rows)
+    return Table(table, " ".join(filter(None, sentences)))
 
 
 def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], all_rows: Sequence[Row]) -> Column:
@@ -275,8 +277,8 @@ def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) ->
     if any(row["difference_low"] is not None for row in compared):
         several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (
-            f"{interval}{', which holds for all of them at once' * several}; a filled dot is a verdict of better or "
-            "worse, and an arrow an interval that goes on beyond the picture"
+            f"{interval}{', which holds for all of them at once' * several}; {DOTS}; an arrow is an interval that goes "
+            "on beyond the picture"
         )
     return f"{text}."
 
@@ -300,9 +302,10 @@ class Mark:
 
 
 def difference_mark(y: float, value: float, low: float | None, high: float | None, verdict: str) -> Mark:
-    """Return the mark of a difference: filled and coloured for better or worse, so that only claims catch the eye."""
-    colour = {str(Verdict.BETTER): BETTER, str(Verdict.WORSE): WORSE}.get(verdict)
-    return Mark(y, value, low, high, colour or GREY, colour or PAPER)
+    """Return the mark of a difference: grey and hollow where it is not decided, so that only claims catch the eye."""
+    undecided = dict.fromkeys(("", str(Verdict.CANNOT_TELL), str(Verdict.REFUSED)), GREY)
+    colour = {**undecided, str(Verdict.BETTER): BETTER, str(Verdict.WORSE): WORSE}.get(verdict, INK)
+    return Mark(y, value, low, high, colour, PAPER if verdict in undecided else colour)
 
 
 def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], scale: Scale, title: str) -> None:
@@ -311,20 +314,21 @@ def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], s
     draw_marks(axes, marks, scale, [0.0])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel(wrap_line(scale.title_of_difference(title), 60))
+    axes.set_xlabel(wrap_line(scale.title_of_difference(title), 36))
     axes.grid(axis="x")
+    axes.locator_params(axis="x", nbins=FEW_TICKS)
 
 
-def draw_effects(rows: Mapping[str, Any], title: str, scale: Scale) -> Figure:
-    """Draw the difference, interval and verdict of the row of each label."""
+def draw_effects(rows: Mapping[str, Any], verdicts: Sequence[str], title: str, scale: Scale) -> Figure:
+    """Draw the difference and the interval of the row of each label, with its verdict."""
     marks = [
-        difference_mark(place, row.difference, row.low, row.high, row.verdict)
-        for place, row in enumerate(rows.values())
+        difference_mark(place, row.difference, row.low, row.high, verdict)
+        for place, (row, verdict) in enumerate(zip(rows.values(), verdicts, strict=True))
         if row.difference is not None
     ]
     with apply_style():
-        figure = empty_figure(WIDTH, 0.8 + 0.3 * len(rows))
-        draw_differences(figure.subplots(), [*wrapped_labels([*rows], 44).values()], marks, scale, title)
+        figure = empty_figure(NARROW, 0.8 + 0.45 * len(rows))
+        draw_differences(figure.subplots(), [*wrapped_labels([*rows], 24).values()], marks, scale, title)
     return figure
 
 

@@ -16,7 +16,7 @@ from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
 from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
+from vitlab.report.drawing import NARROW, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
     Answer,
     Columns,
@@ -30,7 +30,7 @@ from vitlab.report.phrasing import (
     percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.arms import Mark, difference_mark, draw_differences, draw_seeds
+from vitlab.report.sections.arms import DOTS, Mark, difference_mark, draw_differences, draw_seeds
 from vitlab.spec import Analysis
 from vitlab.statistics.replicates import NAN
 
@@ -70,6 +70,7 @@ class Blocks(Section[ArmOverBlocks]):
     heading = "Over blocks"
     place = -10
     row = ArmOverBlocks
+    of_seeds = True
     of_table = True
 
     def rows(self, findings: Findings) -> list[ArmOverBlocks]:
@@ -126,10 +127,10 @@ class Blocks(Section[ArmOverBlocks]):
         )
 
     def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing:
-        plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 44)
+        plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 24)
         scale, marks = block_scale(plan.analysis, findings.scale), list[Mark]()
         with apply_style():
-            figure = empty_figure(WIDTH, 0.95 + 0.42 * len(rows))
+            figure = empty_figure(NARROW, 0.95 + 0.45 * len(rows))
             axes = figure.subplots()
             for place, row in enumerate(rows):
                 draw_seeds(
@@ -141,7 +142,8 @@ class Blocks(Section[ArmOverBlocks]):
             draw_differences(axes, [*labels.values()], marks, scale, f"difference from {rows[0].baseline}")
         interval = interval_name(rows[0].family, plan.analysis)
         caption = (
-            f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."
+            f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale); "
+            f"{DOTS}."
         )
         return Drawing(figure, caption + describe_shared_name_parts(labels))
 

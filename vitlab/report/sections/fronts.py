@@ -55,6 +55,7 @@ class Fronts(Section[Front]):
     heading = "Fronts"
     place = 50
     row = Front
+    of_seeds = True
 
     def rows(self, findings: Findings) -> Iterator[Front]:
         """Return the front of each cost in which arms differ; none over blocks, whose results are on unlike data.

@@ -39,6 +39,7 @@ class FurtherMetrics(Section[MetricOfArm]):
     """A table of metrics by arm: a line for each arm, or for each of many metrics."""
 
     row = MetricOfArm
+    of_seeds = True
     caption: ClassVar[str]
 
     def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:

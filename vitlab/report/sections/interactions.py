@@ -28,6 +28,7 @@ from vitlab.report.phrasing import (
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import draw_effects
+from vitlab.spec import Analysis
 from vitlab.spec.design import format_value, short_names
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Crossed(Section[Cell]):
     heading = "Means of the grid"
     place = 24
     row = Cell
+    of_seeds = True
 
     def rows(self, findings: Findings) -> Iterator[Cell]:
         plan, grid = findings.plan, Grid.from_plan(findings.plan)
@@ -143,7 +145,6 @@ class Interaction:
     """An interaction of two changes, in the unit of the metric; numbers are None where too few seeds have them."""
 
     changes: ClassVar = ("first", "second")
-    verdict: ClassVar = ""  #: none, because no interaction is registered
     first: str  #: a change, as ``path=value``
     second: str  #: another change, of another factor
     against: str  #: the values that both are changed from
@@ -164,6 +165,7 @@ class Interactions(Section[Interaction]):
     heading = "Interactions"
     place = 30
     row = Interaction
+    of_seeds = True
 
     def rows(self, findings: Findings) -> Iterator[Interaction]:
         """Return the interaction of every two paths and pair of levels, against the levels of a reference.
@@ -184,10 +186,11 @@ class Interactions(Section[Interaction]):
     def figure(self, rows: Sequence[Interaction], findings: Findings) -> Drawing:
         labels = shorten_change_paths(rows)
         effects = {f"{labels[row.first]} with {labels[row.second]}": row for row in rows}
+        verdicts = ["shown" * is_shown(row, findings.plan.analysis) for row in rows]
         return Drawing(
-            draw_effects(effects, "difference of differences", findings.scale),
+            draw_effects(effects, verdicts, "difference of differences", findings.scale),
             "Difference that two changes make together minus the sum of their single differences, with its "
-            f"{interval_name(rows[0].family, findings.plan.analysis)}.",
+            f"{interval_name(rows[0].family, findings.plan.analysis)}; a filled dot is an interaction that is shown.",
         )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
@@ -205,6 +208,11 @@ class Interactions(Section[Interaction]):
             f"out. {CAVEAT}",
             CAVEAT,
         )
+
+
+def is_shown(row: Interaction, analysis: Analysis) -> bool:
+    """Return whether an interaction is shown; it has no verdict, because none is registered."""
+    return not row.lost and row.p_corrected is not None and row.p_corrected <= analysis.alpha
 
 
 def shorten_change_paths(rows: Iterable[Any]) -> dict[str, str]:

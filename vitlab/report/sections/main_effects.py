@@ -12,6 +12,7 @@ from vitlab.errors import format_count
 from vitlab.planning.values import Arm
 from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
+    Answer,
     Columns,
     Scale,
     describe_above_or_below,
@@ -22,8 +23,8 @@ from vitlab.report.phrasing import (
     truncate_list,
 )
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.report.sections.arms import draw_effects
-from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, shorten_change_paths
+from vitlab.report.sections.arms import DOTS, draw_effects
+from vitlab.report.sections.interactions import Grid, is_shown, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class MainEffects(Section[MainEffect]):
     heading = "Main effects"
     place = 25
     row = MainEffect
+    of_seeds = True
 
     def rows(self, findings: Findings) -> Iterator[MainEffect]:
         """Return the effect of every level that has the reference's beside it in two settings or more.
@@ -86,12 +88,12 @@ class MainEffects(Section[MainEffect]):
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing:
         labels = shorten_change_paths(rows)
         effects = {labels[row.level]: row for row in rows}
-        figure = draw_effects(effects, "difference from the baseline", findings.scale)
+        verdicts = [row.verdict for row in rows]
+        figure = draw_effects(effects, verdicts, "difference from the baseline", findings.scale)
         interval = interval_name(rows[0].family, findings.plan.analysis)
         return Drawing(
             figure,
-            f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
-            f"averaged over the other factors, with its {interval}; a filled dot is a verdict of better or worse.",
+            f"{_describe_difference(rows)}, averaged over the other factors, with its {interval}; {DOTS}.",
         )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
@@ -106,21 +108,24 @@ class MainEffects(Section[MainEffect]):
         ]
         return Table(
             columns,
-            f"Difference of each level of {join_paths(labels)} from the baseline's, averaged over the settings of "
-            "the other factors that have both, at the n seeds that all of their arms have; other seeds are left out. "
-            f"{CAVEAT}",
+            f"{_describe_difference(rows)}, averaged over the settings of the other factors that have both, at the n "
+            f"seeds that all of their arms have; other seeds are left out. {CAVEAT}",
             CAVEAT,
         )
 
 
-def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[str]:
-    """Return a sentence about each factor of a grid, each interaction that is shown, and the others together."""
+def _describe_difference(rows: Sequence[MainEffect]) -> str:
+    return f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}"
+
+
+def factor_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[Answer]:
+    """Return an answer about each factor of a grid, each interaction that is shown, and the others together."""
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
         factors[labels[row.level].partition("=")[0]].append(row)
-    sentences = []
+    verdicts, others = dict[str, str](), list[Any]()  # of each sentence
     for name, rows in factors.items():
         levels = [
             f"{labels[row.level]} is {describe_above_or_below(row.difference, scale, decimals)} {labels[row.against]} "
@@ -130,19 +135,21 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
         ]
         settings = " or ".join(map(str, sorted({row.settings for row in rows})))
         head = f"Main effect of {name}, averaged over {settings} settings of the other factors"
-        sentences.append(f"{head}: {'; '.join(levels)}.")
-    decimals, others = difference_decimals(interactions, scale), list[Any]()
+        verdict, *further = {row.verdict for row in rows}
+        verdicts[f"{head}: {'; '.join(levels)}."] = "mixed" if further else verdict
+    decimals = difference_decimals(interactions, scale)
     for row in (row for row in interactions if row.difference is not None):
-        if row.lost or row.p_corrected is None or row.p_corrected > analysis.alpha:
-            others.append(row)
-        else:
-            sentences.append(
+        if is_shown(row, analysis):
+            sentence = (
                 f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
                 f"{scale.amount(row.difference, decimals)} {'more' if row.difference > 0 else 'less'} than the sum of "
                 f"both alone ({describe_interval_and_p(vars(row), analysis, scale, decimals)}): "
                 "a main effect of either averages unlike ones."
             )
-    sentences = truncate_list(sentences)
+            verdicts[sentence] = "shown"
+        else:
+            others.append(row)
+    sentences = truncate_list([*verdicts])
     if others:
         sentence = f"exploratory: no {'other ' * (len(others) < len(interactions))}interaction is shown"
         if intervals := [row for row in others if row.low is not None and not row.lost]:
@@ -157,4 +164,4 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
                 f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
             )
         sentences.append(f"{sentence}.")
-    return sentences
+    return [Answer(sentence, verdicts.get(sentence, "")) for sentence in sentences]

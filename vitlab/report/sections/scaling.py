@@ -64,6 +64,7 @@ class ScalingLaws(Section[Scaling]):
     heading = "Scaling"
     place = 40
     row = Scaling
+    of_seeds = True
 
     def rows(self, findings: Findings) -> Iterator[Scaling]:
         for label, arms in _arms_by_series(findings.results).items():
