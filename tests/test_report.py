@@ -1433,7 +1433,7 @@ def test_latex_fits_paper_width(tmp_path):
         return float(TextPath((0, 0), text, prop=font).get_extents().width) if text else 0.0
 
     plan, store = _grid(tmp_path)
-    (layout, rows), (_, effects), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
+    (layout, rows), _, (_, effects), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
     assert {cells[-1].strip() for cells in effects[1:]} <= {"better", "worse", "cannot tell"}
     assert {cells[0].strip() for cells in crossed} == {"position", "none", "learned", "sincos2d"}
     assert r"\label{tab:positions-means-of-the-grid}" in latex
@@ -1449,16 +1449,23 @@ def test_latex_fits_paper_width(tmp_path):
     assert r"\label{tab:positions-arms}" in latex and "Mean $\\pm$ standard deviation" in latex and "5 seeds" in latex
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
-    assert len(tables_all[0][1][0]) == len(
-        arm_columns(document(plan, store)["arms"], plan.analysis, phrasing.Scale.of(plan.analysis.metric, plan.units))
-    )
+    columns = arm_columns(document(plan, store)["arms"], plan.analysis, report.collect_report(plan, store).scale)
+    shown = [cell.strip().replace("\\", "") for _, rows in tables_all for cell in rows[0]]
+    titles = [column.title for column in columns]
+    assert [title for title in shown if title == "arm"] and not {*titles} - {
+        title.replace(r"$pm$", "\N{PLUS-MINUS SIGN}") for title in shown
+    }, "a wide table has all of its columns, in several parts"
+    for _, rows in tables_all:
+        assert not any("interval" in title and place == 1 for place, title in enumerate(rows[0]))
     if shutil.which("pdflatex"):
         needs = re.findall(r"\\usepackage\{.*?\}", everything)
-        lines = [r"\documentclass{article}", *needs, r"\begin{document}", everything, r"\end{document}"]
+        measure = r"\renewcommand\resizebox[3]{\setbox0\hbox{#3}\typeout{width \the\wd0}}"
+        lines = [r"\documentclass{article}", *needs, r"\begin{document}", measure, everything, r"\end{document}"]
         (tmp_path / "paper.tex").write_text("\n".join(lines))
         words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
         log = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        assert "Overfull" not in log
+        widths = [float(width) for width in re.findall(r"^width ([\d.]+)pt", log, re.MULTILINE)]
+        assert len(widths) == len(tables_all) and max(widths) * 0.85 <= 345, "letters of 8 points stay near 7"
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert len(labels) == len(tables_all)  # one for each section with a table, which others may join
     assert {"tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"} <= {*labels}

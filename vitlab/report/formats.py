@@ -44,7 +44,8 @@ _FORMULA = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
 BOLD = " Bold: the best mean, and every mean that no other arm is shown to improve on."
-TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
+TEX_WRAP, TEX_WRAPPED = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
+TEX_WIDEST = 100  #: characters of the widest table; scaled to a line, it has letters of 7 points
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
 """Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
@@ -256,32 +257,35 @@ def markdown_table(columns: Sequence[Column]) -> list[str]:
 
 
 def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
-    """Return tables by their labels, scaled to the line where they are wider; answers and notes stand in comments."""
+    """Return tables by their labels, wide ones in parts of some columns; answers and notes stand in comments."""
     notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance_lines))
     lines = [
-        r"% Needs \usepackage{array,booktabs,graphicx}. Tables that are wider than a line are scaled down to it.",
+        r"% Needs \usepackage{array,booktabs,graphicx}. A table that is too wide is several.",
         *(f"% {join_lines(note)}" for note in notes),
     ]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
-        rows = zip(*map(_latex_cells, table.columns), strict=True)
-        caption = f"{table.caption}{BOLD * any(any(column.bold) for column in table.columns)}"
-        lines += [
-            "",
-            r"\begin{table}",
-            r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
-            f"  \\caption{{{escape_latex(caption)}}}",
-            f"  \\label{{tab:{study}-{label}}}",
-            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, table.columns))}@{{}}}}",
-            r"    \toprule",
-            "    " + " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
-            r"    \midrule",
-            *("    " + " & ".join(cells) + r" \\" for cells in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}}",
-            r"\end{table}",
-        ]
+        parts = _split_columns(table.columns)
+        for number, columns in enumerate(parts, 1):
+            rows = zip(*map(_latex_cells, columns), strict=True)
+            caption = f"{table.caption}{BOLD * any(any(column.bold) for column in columns)}"
+            caption += f" Columns, part {number} of {len(parts)}." * (len(parts) > 1)
+            lines += [
+                "",
+                r"\begin{table}",
+                r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
+                f"  \\caption{{{escape_latex(caption)}}}",
+                f"  \\label{{tab:{study}-{label}{f'-{number}' * (number > 1)}}}",
+                r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+                f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, columns))}@{{}}}}",
+                r"    \toprule",
+                "    " + " & ".join(escape_latex(column.title) for column in columns) + r" \\",
+                r"    \midrule",
+                *("    " + " & ".join(cells) + r" \\" for cells in rows),
+                r"    \bottomrule",
+                r"  \end{tabular}}",
+                r"\end{table}",
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -290,14 +294,32 @@ def _latex_cells(column: Column) -> Iterator[str]:
         yield rf"\textbf{{{cell}}}" if is_bold else cell
 
 
+def _split_columns(columns: Sequence[Column]) -> list[list[Column]]:
+    """Return the columns of each part of a table; every part begins with the first, and no interval begins one."""
+    parts, groups = [[columns[0]]], list[list[Column]]()
+    for column in columns[1:]:
+        if "interval" in column.title and groups:
+            groups[-1].append(column)
+        else:
+            groups.append([column])
+    for group in groups:
+        if len(parts[-1]) > 1 and sum(_latex_width(column) + 2 for column in (*parts[-1], *group)) > TEX_WIDEST:
+            parts.append([columns[0]])
+        parts[-1] += group
+    return parts
+
+
+def _latex_width(column: Column) -> int:
+    """Return the width of a column in characters."""
+    width = max(map(len, (column.title, *column.cells)))
+    return width if column.right else min(width, TEX_WRAP)
+
+
 def _latex_alignment(column: Column) -> str:
     if column.right:
         return "r"
-    return (
-        rf">{{\raggedright\arraybackslash}}p{{{TEX_WRAP}\linewidth}}"
-        if max(map(len, column.cells), default=0) > TEX_LINE
-        else "l"
-    )
+    wraps = max(map(len, column.cells), default=0) > TEX_WRAP
+    return rf">{{\raggedright\arraybackslash}}p{{{TEX_WRAPPED}\linewidth}}" if wraps else "l"
 
 
 def _tables_by_section(report: Report, *names: str) -> dict[str, Table]:
