@@ -423,7 +423,7 @@ def test_names_of_metrics_of_vitlab_tell_their_registered_goals() -> None:
 
 def test_goal_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     content = LONG.replace("acc", "score")
-    assert "'score' does not tell whether higher or lower is better; add goal max or goal min" in refusal(
+    assert "'score' does not tell whether higher or lower is better; say it by goal, max or min" in refusal(
         tmp_path, content, metric="score"
     )
     for goal, verdict in (("max", "better"), ("min", "worse")):

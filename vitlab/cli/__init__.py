@@ -8,7 +8,6 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 130 interrupted.
 """
 
-import gc
 import json
 import os
 import sys
@@ -184,7 +183,6 @@ def _reserve_stdout_for_answer() -> TextIO:
 
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
-    gc.set_threshold(50_000)  # a start takes a tenth less time: imports and plans make many objects and little garbage
     output = _reserve_stdout_for_answer() if "--json" in sys.argv[1:] else None
     try:
         # What plugins and libraries print must not mix with JSON.

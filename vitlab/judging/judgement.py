@@ -131,7 +131,7 @@ def judge(
     goal = goal or criterion.infer_goal(metric)
     if goal is None and metric and (columns.arm is None or metric in names):
         remarks.of_options.append(
-            f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
+            f"'{metric}' does not tell whether higher or lower is better; say it by --goal, max or min"
         )
     remarks.raise_if_table_has_mistakes()
     trainings = read_trainings(table, columns, remarks)
