@@ -166,15 +166,20 @@ def test_tables_of_documentation_keep_their_lines() -> None:
     assert "\n==========  ====" in printed and "\nmae         T^(" in printed
 
 
+RAN = "2 combinations of components ran two steps each, in this run or an earlier one.\n"
+
+
 @pytest.mark.slow
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
-    assert (code, printed) == (0, "2 arms ran two steps each.\n"), err
+    assert (code, printed) == (0, RAN), err
+    code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
+    assert (code, printed) == (0, RAN) and "nothing to train, 2 trained already" in err
     results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
     assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
     arms = {"one_at_a_time": {"model.position": ["none"], "model.dim": [16, 24]}}
     code, printed, err = call("run", write(tmp_path, design=arms), "--out", tmp_path / "more", "--smoke")
-    assert (code, printed) == (0, "2 arms ran two steps each.\n"), err
+    assert (code, printed) == (0, RAN), err
     assert "4 trials; 2 to train\n" in err
 
 
@@ -289,6 +294,12 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "{file}", "--otu", "x"], ["No such option", "Did you mean", "'--out'"]),
         (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
+        (["run", "{file}", "0.01"], ["argument (0.01). A value of the study file is changed by --set PATH=VALUE."]),
+        (["run", "{file}", "lr=0.01"], ["is changed by --set train.optimizer.lr=0.01."]),
+        (["run", "{file}", "--only", "sinusoid"], ["no arm matches 'sinusoid'"]),
+        (["list", "vit"], ["no slot called 'vit'. For a component or a study, use vitlab show. Slots:"]),
+        (["run", "{file}", "--set", "run.keep=always"], ["allowed: none, last, best, {every: N}."]),
+        (["run", "{file}", "--set", "train.metrics=[mcc]"], ["no metric called 'mcc'. If a file defines it"]),
         (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),
         (["run", "{file}", "--plugin", "{out}/no.py"], ["no.py", "this is not a file"]),
         (["plan", "{file}", "--jsn"], ["No such option", "'--json'"]),

@@ -103,3 +103,10 @@ def test_nothing_is_written_after_a_mistake(words: list[str], message: str) -> N
     assert isinstance(error, UserError) and str(error).startswith(message), error
     assert {path.name for path in Path().iterdir()} == {"old.yaml", "block.yaml"}
     assert Path("old.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", ["new/", "there"])
+def test_of_a_folder_the_study_is_a_file_in_it(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    result = CliRunner().invoke(cli, ["new", "study", folder], standalone_mode=False)
+    assert result.exception is None and (tmp_path / folder / "study.yaml").is_file()

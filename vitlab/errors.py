@@ -245,7 +245,7 @@ SYNONYMS: Mapping[str, str] = {
     "epochs": "duration length",
     "steps": "iterations",
     "clip_grad": "gradclip",
-    "loss": "criterion",
+    "loss": "criterion nll",
     "evaluations": "evalevery",
     "precision": "amp",
     "fp32": "float32",
@@ -276,7 +276,7 @@ Names that spelling finds, such as ``num_heads`` for ``heads``, need no entry.""
 
 
 def closest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the one of ``allowed`` that ``name`` most likely means, by synonym or spelling; None if none is close."""
+    """Return the one of ``allowed`` that ``name`` most likely means, by synonym, spelling or part; None if none."""
     names = list(allowed)
     plain = _normalise_name(str(name))  # what a program passes may be no text
     by_plain = {_normalise_name(one): one for one in reversed(names)}
@@ -286,7 +286,12 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
         if plain in elsewhere.split() and name_here in names:
             return name_here
     anagrams = [one for one in by_plain if sorted(one) == sorted(plain)]  # letters in a wrong order
-    close = anagrams or get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    # Of three letters, such as mcc and mce, two alike mean nothing.
+    close = (
+        anagrams
+        or get_close_matches(plain, by_plain, n=1, cutoff=0.6 if len(plain) > 3 else 0.7)
+        or [one for one in by_plain if plain in one and len(plain) > 2]
+    )
     return by_plain[close[0]] if close else None
 
 

@@ -25,7 +25,6 @@ from vitlab.errors import (
     line_width,
     nearest,
     public,
-    wrap_text,
 )
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
@@ -49,9 +48,10 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     if isinstance(error, click.UsageError):
         name = str(getattr(error, "option_name", getattr(error, "command_name", "")))
         near = nearest(name, getattr(error, "possibilities", None) or ())  # click's own may be far from it
-        message = f"{error.message}{near}" if name else error.format_message()
+        message = error.message if name else error.format_message()
         message = re.sub("a valid (integer|float)( range)?", "a number that is allowed here", message)
-        message += _hint_at_set_option(error)
+        if hints := near + _hint_at_set_option(error):
+            message = f"{message.removesuffix('.')}.{hints}"
         if message != error.format_message():  # the help of a group without a command is shown as it is
             error = click.UsageError(message, error.ctx)
     code, kind, text = _exit_code_kind_and_text(error)
@@ -65,17 +65,14 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     if isinstance(error, click.ClickException):
         error.show()
         return code
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    width = line_width(sys.stderr)
-    problems = [each for each in error.args if isinstance(each, Problem)]
-    if not problems:
-        text = public(text)
-        click.echo(wrap_text(text, width) if isinstance(error, VitlabError) else text, err=True)
+    if not isinstance(error, VitlabError):
+        click.echo(public(text), err=True)
         return code
-    for problem in problems:
-        click.echo(problem.excerpt(width, click.style), err=True, color=colour)
-    if len(problems) > 1:
-        click.echo(f"{len(problems)} mistakes", err=True)
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    for problem in error.mistakes:
+        click.echo(problem.excerpt(line_width(sys.stderr), click.style), err=True, color=colour)
+    if len(error.mistakes) > 1 and isinstance(error.args[0], Problem):
+        click.echo(f"{len(error.mistakes)} mistakes", err=True)
     return code
 
 
@@ -84,18 +81,16 @@ def _hint_at_set_option(error: click.UsageError) -> str:
     options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:
         return ""
-    changes = []
-    if "extra argument" in error.message:
-        changes = re.findall(r"[\w.]+=[^\s)]*", error.message) or ["PATH=VALUE"]
-    if isinstance(error, click.NoSuchOption):
-        from vitlab.spec.changes import TOP_KEYS, paths_by_name
+    from vitlab.spec.changes import TOP_KEYS, paths_by_name
 
+    changes, paths = [], paths_by_name({"train": {"optimizer": {"lr": 0}}})
+    if "extra argument" in error.message:
+        changes = [
+            f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)
+        ] or ["PATH=VALUE"]
+    if isinstance(error, click.NoSuchOption):
         option = error.option_name.strip("-").replace("-", "_")
-        path = (
-            option
-            if "." in option
-            else paths_by_name({"train": {"optimizer": {"lr": 0}}}).get(option) or closest(option, TOP_KEYS)
-        )
+        path = option if "." in option else paths.get(option) or closest(option, TOP_KEYS)
         changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import keyword
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -20,10 +21,10 @@ import click
 
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_packaged_or_file, complete_slot
-from vitlab.cli.options import FILE, FOLDER
+from vitlab.cli.options import FOLDER
 from vitlab.cli.show import Schema, describe_option_type, shown_default, study_schema
 from vitlab.errors import SpecError, UserError
-from vitlab.planning.packaged import find_study_file, packaged_name, stored_study_name
+from vitlab.planning.packaged import SUFFIXES, find_study_file, packaged_name, stored_study_name
 from vitlab.registry.slot_modules import SLOT_MODULES, built_ins, slot_module_name
 from vitlab.spec.yaml import parse_document, read_document, read_value
 from vitlab.store.files import temporary_path, write_bytes
@@ -41,7 +42,7 @@ def new_command() -> None:
 
 
 @new_command.command()
-@click.argument("file", type=FILE, default="study.yaml")
+@click.argument("file", default="study.yaml")
 @click.option(
     "--from",
     "source",
@@ -49,32 +50,33 @@ def new_command() -> None:
     shell_complete=complete_packaged_or_file,
     help="The study to begin with: a file, or a study that comes with vitlab, as 'vitlab list studies' lists them.",
 )
-def study(file: Path, source: str) -> list[str]:
+def study(file: str, source: str) -> list[str]:
     """Write a study file, to be edited.
 
-    FILE, by default study.yaml, is then a copy of a study that comes with vitlab. Beside it a schema is written, by
-    which editors complete and check the file. An existing file is not overwritten.
+    FILE, by default study.yaml, is then a copy of a study that comes with vitlab; of a folder, it is study.yaml in it.
+    Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
-    file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
-    if file.exists() or file.is_symlink():
-        raise UserError(f"{file} exists already and is not overwritten; choose another FILE")
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
-        raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
+    path = Path(file, "study.yaml" if os.path.isdir(file) or file.endswith(os.sep) else "")
+    path = path if path.suffix in SUFFIXES else path.with_name(f"{path.name}.yaml")
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path} exists already and is not overwritten; choose another FILE")
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", path.stem):
+        raise UserError(f"{path}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
     original = find_study_file(Path(source))
-    body = _text_of_renamed_study(original, file.stem)
+    body = _text_of_renamed_study(original, path.stem)
     if packaged_name(original):  # the comment at its top is about its results
         body = re.sub(r"\A(#.*\n|\n)*", "", body)
     template = template_environment().get_template("new_study.yaml.j2")
     former = template.render(schema=SCHEMA, file=original, body="").strip()  # at the top of a copy
-    text = template.render(schema=SCHEMA, file=file, body=body.removeprefix(former).strip())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, text.encode())
-    lines = [f"{file} is written, a copy of {source}."]
-    schema = file.with_name(SCHEMA)
+    text = template.render(schema=SCHEMA, file=path, body=body.removeprefix(former).strip())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, text.encode())
+    lines = [f"{path} is written, a copy of {source}."]
+    schema = path.with_name(SCHEMA)
     if not schema.exists():
         write_bytes(schema, f"{json.dumps(study_schema(), indent=1)}\n".encode())
         lines.append(f"{schema} is written: completion and checks for editors.")
-    return [*lines, "Next:", f"  vitlab plan {file}", f"  vitlab run {file}"]
+    return [*lines, "Next:", f"  vitlab plan {path}", f"  vitlab run {path}"]
 
 
 def _text_of_renamed_study(file: Path, name: str) -> str:

@@ -96,10 +96,12 @@ def run_command(
         from vitlab.driver.smoke import run_smoke_test
         from vitlab.testing import check_plugin_components
 
-        arms = run_smoke_test(
+        count = run_smoke_test(
             file, out=out, changes=values, plugins=plugins, watch=watch, check_components=check_plugin_components
         )
-        return [f"{format_count(arms, 'arm')} ran two steps each."]
+        return [
+            f"{format_count(count, 'combination')} of components ran two steps each, in this run or an earlier one."
+        ]
     as_json, reports = wants_json(), list[str]()
     answer = lab.run(
         file,

@@ -53,7 +53,10 @@ def list_command(slot: str | None, pattern: str | None) -> None:
         slot = None
     names = (*registry.SLOT_MODULES, STUDIES[0], "weights")
     if slot not in (None, STUDIES[1], *names):
-        raise UserError(f"no slot called '{slot}'.{nearest(str(slot), names)} Slots: {', '.join(names)}.")
+        raise UserError(
+            f"no slot called '{slot}'.{nearest(str(slot), names) or ' For a component or a study, use vitlab show.'} "
+            f"Slots: {', '.join(names)}."
+        )
     if slot == "weights":
         _print_weights(pattern or "")
     elif slot or wants_json():

@@ -185,7 +185,7 @@ def _find_unreported(study: Study, of_base: Metrics, trials: Iterable[tuple[Tree
             listed = [f"{split}/{one}" for split in splits for one, own in reported.items() if split in own.splits]
             names = [one.partition("/")[2] for one in listed]
             choices = f" Reported: {', '.join(listed)}." if is_data_known and names else ""
-            hint_to_name = ""
+            hint_to_name = " 'vitlab list metric' lists more."
             if (
                 name not in names
                 and name in slot("metric").names()

@@ -400,7 +400,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(format_value, value)) + "]"
     if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
+        return "none" if value is None else str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -51,6 +51,9 @@ EXAMPLES = {
 }
 """Required key of a study to an example of its value."""
 
+FORMS = {"run.keep": ("{every: N}",)}
+"""Key of a study to the forms that it may have beside names."""
+
 YAML_HINT = ". YAML reads yes, no, on and off as true or false; put it in quotes"
 """End of a sentence on a boolean in the place of a text."""
 
@@ -278,7 +281,10 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     if kind == "literal_error":
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
-        allowed = f"{', '.join([*choices, *context.get('others', ())]) or expected}.{nearest(str(value), choices)}"
+        allowed = (
+            f"{', '.join([*choices, *(context.get('others') or FORMS.get(name, ()))]) or expected}."
+            f"{nearest(str(value), choices)}"
+        )
         return f"{name}: found {value_in_words(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
         return f"{name} must be a text; found {value_in_words(value)}{YAML_HINT}"

@@ -198,14 +198,16 @@ class RunSpec(Frozen):
                 "resources",
                 "device",
             )
-        if count > 1 and self.engine not in ("auto", "loop"):
+        if self.engine in ("auto", "loop"):
+            return self
+        if count > 1:
             raise conflict_error(
                 f"engine {self.engine} trains in one process, and resources request {count} processes for one trial; "
                 "remove one of the two",
                 "resources",
                 "engine",
             )
-        if self.activation_checkpointing != "none" and self.engine not in ("auto", "loop"):
+        if self.activation_checkpointing != "none":
             raise conflict_error(
                 f"engine {self.engine} stores all activations; set engine: loop, or activation_checkpointing: none",
                 "activation_checkpointing",
