@@ -56,7 +56,7 @@ def study(file: str, source: str) -> list[str]:
     FILE, by default study.yaml, is then a copy of a study that comes with vitlab; of a folder, it is study.yaml in it.
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
-    path = Path(file, "study.yaml" if os.path.isdir(file) or file.endswith(os.sep) else "")
+    path = Path(file, "study.yaml" if os.path.isdir(file) or file.endswith("/") else "")
     path = path if path.suffix in SUFFIXES else path.with_name(f"{path.name}.yaml")
     if path.exists() or path.is_symlink():
         raise UserError(f"{path} exists already and is not overwritten; choose another FILE")

@@ -51,8 +51,7 @@ EXAMPLES = {
 }
 """Required key of a study to an example of its value."""
 
-FORMS = {"run.keep": ("{every: N}",)}
-"""Key of a study to the forms that it may have beside names."""
+FORMS = {"run.keep": ["{every: N}"]}  #: key of a study to the forms that it may have beside names
 
 YAML_HINT = ". YAML reads yes, no, on and off as true or false; put it in quotes"
 """End of a sentence on a boolean in the place of a text."""
@@ -282,7 +281,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
         allowed = (
-            f"{', '.join([*choices, *(context.get('others') or FORMS.get(name, ()))]) or expected}."
+            f"{', '.join([*choices, *(context.get('others', ()) or FORMS.get(name, []))]) or expected}."
             f"{nearest(str(value), choices)}"
         )
         return f"{name}: found {value_in_words(value)}; allowed: {allowed}"
