@@ -208,7 +208,7 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
 
 def test_object_in_place_of_a_study_is_named_by_its_type(out: Path) -> None:
     for wrong, name in ((vitlab.compare("old", out=out), "a Comparison"), (pd.DataFrame({"a": [1]}), "a DataFrame")):
-        with pytest.raises(UserError, match=rf"first must be a text or a path; found {name}$"):
+        with pytest.raises(UserError, match=rf"first must be a text or a path or a mapping; found {name}$"):
             vitlab.compare(wrong)
 
 

@@ -185,7 +185,7 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
         tmp_path, analysis={"metric": "val/loss"}, check={"metrics": {"test/acuracy": "max"}}
     )[0]  # fmt: skip
     [of_training] = problems(tmp_path, analysis={"metric": "train/a-b"})
-    assert of_training == "no trial reports train/a-b."
+    assert of_training == "no trial reports train/a-b. 'vitlab list metric' lists more."
     arms = {"arms": {"one": {}, "other": {"train.metrics": ["brier"]}}}
     assert planned(tmp_path, design=arms, analysis={"metric": "val/brier"})[1].analysis.goal == "min"
 

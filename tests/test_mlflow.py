@@ -1779,7 +1779,7 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1), (["ui", "older/arms"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
-        *lines, others = map(str.split, shown.output.splitlines()[1:4])
+        *lines, others = map(str.split, shown.output.splitlines()[2:5])
         name, other = ("older", "newer") if number == 1 else ("newer", "older")
         assert [page for page, _ in lines] == [name, f"{name}/arms"] and others[-1] == f"{other}."
         assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]

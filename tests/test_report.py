@@ -381,7 +381,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
     drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
         "val blunders (images); lower is better",
-        "difference from the baseline (images)",
+        "difference from the baseline\n(images)",
     ]
 
 

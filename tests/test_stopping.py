@@ -389,7 +389,7 @@ def test_contradictions_are_refused(sentence: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "sentence"),
     [
-        ("bset", "run.keep: found 'bset'; allowed: none, last, best. Did you mean 'best'?"),
+        ("bset", "run.keep: found 'bset'; allowed: none, last, best, {every: N}. Did you mean 'best'?"),
         ({"every": 0}, "run.keep.every must be greater than or equal to 1; found 0"),
         ({"evry": 2}, "unknown key 'evry'. Did you mean 'every'?"),
     ],

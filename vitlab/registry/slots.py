@@ -128,14 +128,16 @@ class Slot(Generic[T]):
             sources = {where: point for where, point in sources.items() if where == source}
         if not sources:
             names = self.names()
-            hint = foreign_model_hint(name) or nearest(bare, names)
+            alike = " or ".join(f"'{each}'" for each in names if bare and bare in each)
+            near = nearest(bare, names) or (f" Did you mean {alike}?" if alike else "")
+            hint = foreign_model_hint(name) or near
             for file in dict.fromkeys(file.origin.source for file in plugins.files.values()):
                 own = ", ".join(own for source, own in self.components if source == file)
                 hint += f" {file} registers {own or 'nothing'} as {self.name}; @{self.name}.register('{bare}') adds it."
             hint = (
                 hint
                 or " If a file defines it, add --plugin FILE; in Python, import the file, or add plugins=['FILE']. "
-                "Packages have more: in a clone of vitlab, 'pip install ./plugins/vitlab-wandb' adds tracker wandb."
+                "If a package does, install it, such as by 'pip install ./plugins/vitlab-wandb' in a clone of vitlab."
             )
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
@@ -218,11 +220,10 @@ class Slot(Generic[T]):
             if not isinstance(choice, list | tuple):
                 raise
             # The paths of faults in a list begin with an index in the list.
+            if len(choice) == 1:
+                raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
             raise OptionError(
-                [
-                    ((0, *path) if len(choice) == 1 else path[path[:1] == (PARTS,) :], sentence)
-                    for path, sentence in error.faults
-                ]
+                [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
             ) from None
 
     def _resolve(self, choice: Choice) -> ResolvedChoice:

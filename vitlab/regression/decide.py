@@ -142,7 +142,20 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
 
 
 def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) -> Cell:
-    of_cell = {name: array[0, index].tolist() for name, array in vars(judgements).items() if array.ndim > 1}
+    names = (
+        "pairs",
+        "identical",
+        "means",
+        "drop",
+        "se",
+        "worst",
+        "p",
+        "p_adjusted",
+        "lost_or_collapsed",
+        "seeds",
+        "collapsed",
+    )
+    of_cell = {name: getattr(judgements, name)[0, index].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
@@ -152,7 +165,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) ->
     same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
     same |= {name: tuple(of_cell[name]) for name in ("lost_or_collapsed", "seeds", "collapsed")}
     cell = Cell(
-        verdict=VERDICTS[of_cell["verdict"]] if is_judged else "inconclusive",
+        verdict=VERDICTS[judgements.verdict[0, index]] if is_judged else "inconclusive",
         reason="",
         n=n,
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
@@ -165,7 +178,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) ->
         **same,
     )
     more = ""
-    if of_cell["has_more"]:
+    if judgements.has_more[0, index]:
         (old, new), (seeds_old, seeds_new) = cell.lost_or_collapsed, cell.seeds
         more = (
             f"{new} of {seeds_new} trainings were lost or collapsed ({cell.collapsed[1]} collapsed), "
