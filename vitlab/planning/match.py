@@ -120,7 +120,8 @@ class Matcher:
         amounts = [self._cost_and_unit(one) for one in (trial, reference)]
         amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
         each = " for each image of the data" if amounts[0][1] not in ("", IMAGES) else ""
-        apart = "exactly" if off == 0 else f"{100 * abs(off):.2g} % {'above' if off > 0 else 'below'} {target}"
+        percent = f"{float(f'{100 * abs(off):.2g}'):g} %"  # 110, not 1.1e+02
+        apart = "exactly" if off == 0 else f"{percent} {'above' if off > 0 else 'below'} {target}"
         return f"{knob} {format_value(value_at(trial.plain, keys_of(knob)))}: {amount} {quantity}{each}, {apart}"
 
     def _cost_and_unit(self, trial: ResolvedTrial) -> tuple[float, str]:
