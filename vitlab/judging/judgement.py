@@ -165,7 +165,7 @@ def judge(
     if looks:
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
-    rows = [row | {"registered": None} for row in summary_rows(of_study)]  # nothing of a table was
+    rows = summary_rows(of_study)
     report = Report.from_findings(Findings(of_study, rows), notes_from_values(of_study, rows))
     notes = (
         *map(spell_options_for_caller, remarks.notes),
