@@ -234,6 +234,7 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
         "study=../up": ["study", "'../up'"],
         "model.dim": ["--set model.dim: write PATH=VALUE"],
         "=3": ["write PATH=VALUE"],
+        "model.dim=": ["--set model.dim=: the value is missing; null stands for none"],
         "model.dim=[1": ["--set model.dim=[1", "'[' opens here and is not closed"],
         "model.dim=!!python/name:os.system": ["!!python/name:os.system", "is not allowed"],
     }.items():

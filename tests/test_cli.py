@@ -294,6 +294,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "{file}", "--otu", "x"], ["No such option", "Did you mean", "'--out'"]),
         (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
+        (["run", "{file}", "--seed", "3"], ["changed by --set seeds=VALUE."]),
         (["run", "{file}", "0.01"], ["argument (0.01). A value of the study file is changed by --set PATH=VALUE."]),
         (["run", "{file}", "lr=0.01"], ["is changed by --set train.optimizer.lr=0.01."]),
         (["run", "{file}", "--only", "sinusoid"], ["no arm matches 'sinusoid'"]),

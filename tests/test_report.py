@@ -1316,6 +1316,8 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         place.mkdir(parents=True)
         (place / "rollout_class.png").write_bytes(pixels)
         (place / "heads_class.png").write_bytes(b"")
+    assert report.read_report_if_current(plan, store, "html") is not None  # another study has explained its trials
+    write_json(reasons_file(plan, store), {})
     assert report.read_report_if_current(plan, store, "html") is None  # it is older than they are
     pictures = document(plan, store)["explained"]
     assert [(row["arm"], row["image"], row["of"]) for row in pictures] == [

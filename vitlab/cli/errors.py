@@ -90,7 +90,8 @@ def _hint_at_set_option(error: click.UsageError) -> str:
         ] or ["PATH=VALUE"]
     if isinstance(error, click.NoSuchOption):
         option = error.option_name.strip("-").replace("-", "_")
-        path = option if "." in option else paths.get(option) or closest(option, TOP_KEYS)
+        path = "seeds" if option == "seed" else paths.get(option) or closest(option, TOP_KEYS)
+        path = option if "." in option else path
         changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 

@@ -95,6 +95,8 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
         try:
             if not equals or not all(path.split(".")):
                 raise ValueError("write PATH=VALUE, such as data.root=/data")
+            if not text.strip():
+                raise ValueError("the value is missing; null stands for none")
             values[path] = read_value(text)
         except ValueError as error:
             mistakes.append(f"--set {change}: {error}")

@@ -212,7 +212,8 @@ def _describe_trials(plan: Plan, states: States) -> str:
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
     """Yield how long trainings of the arms have taken, also under other code, and what that makes for the missing."""
     folders = [folder for item in plan.trials for folder in store.folders_of_codes(item.trial.key)]
-    times = [result.circumstances.wall_s for folder in folders if (result := folder.result()) is not None]
+    results = [result for folder in folders if (result := folder.result()) is not None]
+    times = [result.circumstances.wall_s for result in results if result.status == Ending.DONE]  # others ended early
     if not times:
         return
     missing = sum(states[item.trial.name] != Ending.DONE for item in plan.trials)

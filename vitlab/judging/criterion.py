@@ -79,6 +79,8 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool,
     is_share = not SHARES.isdisjoint(name_words)
     fits = len(finite) > 0 and finite.min() >= 0
     is_small = fits and finite.max() <= 1 + ROUNDING
+    if is_share and fits and finite.max() > 100:
+        remarks.notes.append(f"Warning: '{metric}' has values to {finite.max():g}, so it is no share: no bounds hold.")
     says_percent = "%" in metric or not PERCENT.isdisjoint(name_words)
     if has_percent_signs or says_percent:
         if is_share and is_small and says_percent and not has_percent_signs and BELOW_1_PERCENT.isdisjoint(name_words):

@@ -100,6 +100,8 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     for label in (name for name, role in roles.items() if role in ("seed", "index") or name == seed):
         table = _drop_statistics_rows(table, label, remarks)
     if arm is None:
+        if seed is None:
+            remarks.notes.append("No column numbers the seeds, so a row has one seed of every arm, and pairs them.")
         table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
         arm = ARM
     return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)

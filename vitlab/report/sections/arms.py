@@ -163,7 +163,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
     table = [
         _arm_column(rows, {}, rows),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 3),
-        replace(column(title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own), 2), bold=_near_best(rows)),
+        replace(column(title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own), 1), bold=_near_best(rows)),
         column(f"{level} interval of mean", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
@@ -172,7 +172,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
             without = f" ({scale.number(row['sound_mean'], own)} without)" if row["sound_mean"] is not None else ""
             return f"{row['collapsed']}/{row['n']}{without}"
 
-        table.append(column("collapsed", collapsed))
+        table.append(column("collapsed", collapsed, rank=3))
     compared = compared_rows(rows)
     if len({row["baseline"] for row in compared}) > 1:
         table.append(column.text_column("compared with", "baseline", rank=4))
@@ -232,6 +232,8 @@ def paper_table(report: Report) -> Table:
         if any(row["difference_low"] is not None for row in compared):
             caption += f" with its {phrasing.interval_name(max(row['family'] for row in compared), analysis)}"
         caption += f"; verdicts at level {analysis.alpha:g}."
+        if len(counts) > 1 and any(row["pairs"] for row in compared):
+            caption += " A difference is of the seeds that both arms have."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
     sentences = report.question, caption + describe_shared_name_parts(labels), phrasing.warn_of_collapsed_seeds(rows)

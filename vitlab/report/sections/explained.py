@@ -72,6 +72,8 @@ def _read_reasons(plan: Plan, store: Store) -> dict[str, list[str]]:
 
 
 def _iter_maps(plan: Plan, store: Store) -> Iterator[StoredMap]:
+    if not reasons_file(plan, store).exists():  # maps of a trial that another study explained
+        return
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial).path / "explain"
         files = [*folder.glob("test-[0-9]*/rollout_*.png"), *folder.glob("test-[0-9]*/attribution.png")]
