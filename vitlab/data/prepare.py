@@ -104,9 +104,10 @@ class DataSource:
             if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
             if pictures:
-                names, (_, y_N) = self.info().labels, select_classes(pictures[0].y_N, self.options["classes"])
+                _, y_N = select_classes(pictures[0].y_N, self.options["classes"])
                 count_K = torch.bincount(y_N) if y_N.ndim == 1 else y_N.sum(0)
                 most, least = count_K.argmax(), count_K.argmin()
+                names = self.info().labels or range(len(count_K))
                 if count_K[most] > MAX_IMBALANCE * count_K[least]:
                     notes.append(
                         f"Classes are imbalanced: {count_K[most]:,} of the pictures to train and validate on are of "
