@@ -204,6 +204,7 @@ def test_study_may_be_a_path_or_a_mapping(name: str, tmp_path: Path) -> None:
         getattr(vitlab, name)(["s"], out=tmp_path)
     with pytest.raises(UserError, match="has not been run in"):
         getattr(vitlab, name)({"study": "s"}, out=tmp_path)
+    assert not list(tmp_path.iterdir())  # a file in it may be of a study that runs
 
 
 # -- nothing is computed twice ----------------------------------------------------------------------------------------

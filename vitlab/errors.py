@@ -287,12 +287,12 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
             return name_here
     anagrams = [one for one in by_plain if sorted(one) == sorted(plain)]  # letters in a wrong order
     # Of three letters, such as mcc and mce, two alike mean nothing.
-    close = (
-        anagrams
-        or get_close_matches(plain, by_plain, n=1, cutoff=0.6 if len(plain) > 3 else 0.7)
-        or [one for one in by_plain if plain in one and len(plain) > 2]
-    )
-    return by_plain[close[0]] if close else None
+    close = anagrams or get_close_matches(plain, by_plain, n=1, cutoff=0.6 if len(plain) > 3 else 0.7)
+    if close:
+        return by_plain[close[0]]
+    # A value in the name of an arm, such as rope2d in position=rope2d.
+    parts = [one for one in names if len(plain) > 2 and str(name) in re.split(r"[=, ]+", str(one))]
+    return parts[0] if len(parts) == 1 else None
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

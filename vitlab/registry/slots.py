@@ -137,7 +137,7 @@ class Slot(Generic[T]):
             hint = (
                 hint
                 or " If a file defines it, add --plugin FILE; in Python, import the file, or add plugins=['FILE']. "
-                "If a package does, install it, such as by 'pip install ./plugins/vitlab-wandb' in a clone of vitlab."
+                "If a package does, install it."
             )
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -140,7 +141,11 @@ def open_study(
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
-    path = find_or_write_study_file(path, out) if isinstance(path, Mapping) else Path(path)
+    if isinstance(path, Mapping):
+        with TemporaryDirectory() as temporary:  # reading a study writes nothing into its output folder
+            written = find_or_write_study_file(path, temporary)
+            return open_study(written, out=out, changes=changes)
+    path = Path(path)
     if (path / "plan.json").is_file():  # another folder may have the name of a study
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder

@@ -70,6 +70,7 @@ class Tracker(ABC):
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _require_names_within_folder(plan)
         self._retry_at = 0.0
+        self._warned = False
         self.warned = set[str]()  #: what has been logged since the last complete delivery
 
     @classmethod
@@ -145,15 +146,16 @@ class Tracker(ABC):
         return self.close(report)
 
     def warn(self, error: Exception) -> None:
-        """Log that deliveries are missing, for each reason once until all of them have succeeded."""
+        """Log that deliveries are missing, once until all of them have succeeded, and each reason once."""
         reason = public(" ".join(str(error).split()))[:300] or type(error).__name__
-        if reason not in self.warned:
+        if not self._warned and f"{self.title}: {reason}" not in self.warned:
             log.warning(
                 "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
                 self.title,
                 reason,
             )
-        self.warned.add(reason)
+        self._warned = True
+        self.warned.add(f"{self.title}: {reason}")
 
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
@@ -167,6 +169,7 @@ class Tracker(ABC):
             self._retry_at = time.monotonic() + PAUSE_S
             self.warn(error)
             return None
+        self._warned = False
         self.warned.clear()
         return link or ""
 
