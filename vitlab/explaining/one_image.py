@@ -78,9 +78,9 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         """Return the image and its maps beside each other, for a notebook."""
-        right = self.is_right is not False
+        is_wrong = self.is_right is False
         panels = {
-            name: pictures.Panel(self.image_HWC, each, self.sentence, not right) for name, each in self.maps.items()
+            name: pictures.Panel(self.image_HWC, each, self.sentence, is_wrong) for name, each in self.maps.items()
         }
         with BytesIO() as file:
             pictures.draw_models_side_by_side(panels, truth=self.subject.class_name).savefig(file, dpi=90)

@@ -154,7 +154,7 @@ def draw_models_side_by_side(models: Mapping[str, Panel], *, truth: str | None) 
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name, which may be empty, to panel, all of one kind; the facts of each map are written below it.
+        models: name, which may be empty, to panel; the facts of each map are written below it.
         truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _make_subplots(len(models) + 1)

@@ -143,8 +143,8 @@ def open_study(
     """
     if isinstance(path, Mapping):
         with TemporaryDirectory() as temporary:  # reading a study writes nothing into its output folder
-            written = find_or_write_study_file(path, temporary)
-            return open_study(written, out=out, changes=changes)
+            study_file = find_or_write_study_file(path, temporary)
+            return open_study(study_file, out=out, changes=changes)
     path = Path(path)
     if (path / "plan.json").is_file():  # another folder may have the name of a study
         folder = path.resolve()

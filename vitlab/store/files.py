@@ -217,14 +217,15 @@ def open_nofollow(path: Path, access_flags: int = os.O_WRONLY | os.O_APPEND) -> 
         UserError: if the path is a link.
         OSError: if the file cannot be opened.
     """
+    refusal = UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link")
     no_follow = getattr(os, "O_NOFOLLOW", 0)
+    if not no_follow and path.is_symlink():  # Windows cannot refuse links when it opens them
+        raise refusal
     try:
-        if not no_follow and path.is_symlink():  # Windows cannot refuse links when it opens them
-            raise OSError
         return os.open(path, access_flags | os.O_CREAT | no_follow | getattr(os, "O_BINARY", 0), 0o666)
     except OSError:
         if path.is_symlink():
-            raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link") from None
+            raise refusal from None
         raise
 
 
