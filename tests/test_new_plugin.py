@@ -86,7 +86,7 @@ for folder in folders:
     printed = python(script, tmp_path / "site", tmp_path)
     assert f"{len(OWN)} passed" in printed
     for slot in OWN:
-        assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 arms ran two" in printed
+        assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 combinations of components ran two" in printed
 
 
 @pytest.mark.slow

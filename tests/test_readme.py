@@ -169,7 +169,7 @@ def test_first_commands_work(tmp_path: Path) -> None:
     trials = 3 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
     assert f"3 arms, {trials} trials" in output_of("validate", "--build", quickstart)
     assert f"{trials} trials, 0 of them trained already" in output_of("plan", quickstart, "--out", out, "--cost")
-    assert "3 arms ran" in output_of(
+    assert "3 combinations of components ran" in output_of(
         "run", quickstart, "--smoke", "--out", out, "--executor", "inline", "--set", "data.fraction=0.1"
     )
 
