@@ -131,8 +131,10 @@ def join_qkv(state: State, attention: str, parts: str) -> NewState:
     """Concatenate the parts of an attention, such as ``q``, ``k`` and ``v``, to one matrix and bias ``qkv``."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts[0]}\.(weight|bias)", name) for name in state)):
+        if match[2] == "bias":  # of keys, some attentions have none
+            out.setdefault(f"{match[1]}.k.bias", torch.zeros_like(state[match[0]]))
         names = [f"{match[1]}.{part}.{match[2]}" for part in parts]
-        if all(name in state for name in names):
+        if all(name in out for name in names):
             out[f"{match[1]}.{parts}.{match[2]}"] = torch.cat([out.pop(name) for name in names])
     return out
 
@@ -150,16 +152,17 @@ def split_qkv(state: State, attention: str, parts: str) -> NewState:
 
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
-_QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
-_META = parse_table("""
-reg_token  register_tokens
-reg_token  storage_tokens
-mlp.fc1.   mlp.w12.
-mlp.fc1_g. mlp.w1.
-mlp.fc1_x. mlp.w2.
-mlp.fc2.   mlp.w3.
+_PARTS = parse_table("""
+reg_token   register_tokens
+reg_token   storage_tokens
+mlp.fc1.    mlp.w12.
+mlp.fc1_g.  mlp.w1.
+mlp.fc1_x.  mlp.w2.
+mlp.fc2.    mlp.w3.
+attn.q.bias attn.q_bias
+attn.v.bias attn.v_bias
 """)
-"""Parts of timm's names, and of those in Meta's files of DINOv2 and DINOv3, which have timm's names otherwise."""
+"""Parts of canonical names, and of those in Meta's files of DINOv2 and DINOv3 and in timm's of EVA and BEiT."""
 PERIODS = "rope_embed.periods"
 """The periods of DINOv3's rotations in Meta's files, one for each of a quarter of the channels of a head."""
 _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_mask|relative_position_index)")
@@ -209,7 +212,7 @@ class TimmFormat(Format):
         for name, value in state.items():
             if name not in dropped:
                 mask = state.get(f"{name}_mask")
-                ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _META, name))
+                ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _PARTS, name))
                 out[ours] = value if mask is None else value * mask
         if "register_tokens" in state:
             out |= fold_class_position_into_token(out)
@@ -222,11 +225,7 @@ class TimmFormat(Format):
             if back is not None and back.ndim == 2 and len(state[match[0]]) == 2 * back.shape[1]:
                 halves = out.pop(match[0]).chunk(2)
                 out |= {f"{match[1]}.fc1_{half}.{match[2]}": rows for half, rows in zip("gx", halves, strict=True)}
-        for match in filter(None, map(_QUERY_BIAS.fullmatch, state)):
-            if f"{match[1]}.v_bias" in state:
-                query, value = out.pop(match[0]), out.pop(f"{match[1]}.v_bias")
-                out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
-        return Canonical(out, (), dropped)
+        return Canonical(join_qkv(out, *QKV), (), dropped)
 
     def _from_canonical(self, state: State, heads: int) -> NewState:
         return dict(state)

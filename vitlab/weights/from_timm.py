@@ -4,6 +4,7 @@ Everything is read from the module that timm itself builds and fills by its own 
 default or a renamed tensor of timm is never interpreted here.  Parts that the ViT does not have are refused by name.
 """
 
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -326,10 +327,5 @@ def _head_options(m: Any) -> Options:
 
 def _canonical_tensors(state: State) -> NewState:
     """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
-    out = TimmFormat().to_canonical(state).state
-    for name in (name for name in state if ".q_proj." in name):
-        attention, last = name.split(".q_proj.")
-        missing = torch.zeros_like(state[name])  # keys have no bias in some of timm's attentions
-        parts = [out.pop(f"{attention}.{part}_proj.{last}", missing) for part in "qkv"]
-        out[f"{attention}.qkv.{last}"] = torch.cat(parts)
-    return out
+    renamed = {re.sub(r"\.([qkv])_proj\.", r".\1.", name): value for name, value in state.items()}
+    return TimmFormat().to_canonical(renamed).state

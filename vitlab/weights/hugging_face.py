@@ -238,11 +238,7 @@ class HuggingFaceFormat(Format):
         body = {n: v for n, v in bare.items() if not n.startswith(unread) and not _OTHER_PARTS.match(n)}
         table = self._name_table(any(".gate_proj." in name for name in body))
         canonical, unknown = rename_to_canonical((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
-        # Some attentions have no bias of keys, and CLIP's projection has none.
-        for name in [name for name in canonical if re.fullmatch(r"blocks\.\d+\.attn\.q\.bias", name)]:
-            canonical.setdefault(name.replace(".q.", ".k."), torch.zeros_like(canonical[name]))
-        canonical = join_qkv(canonical, *QKV)
-        if "head.weight" in canonical:
+        if "head.weight" in canonical:  # CLIP's projection has no bias
             canonical.setdefault("head.bias", canonical["head.weight"].new_zeros(len(canonical["head.weight"])))
         for name in ("cls_token", "pos_embed"):
             if name in canonical and canonical[name].ndim < 3:
