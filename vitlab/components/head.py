@@ -98,8 +98,9 @@ class AttentionPool(nn.Module):
         return x_BSD + self.mlp(self.norm(x_BSD))
 
 
-class _PooledHead(Head):
-    """Base of heads that classify one vector pooled from the tokens.
+@head.register("linear")
+class LinearHead(Head):
+    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
     Args:
         pool: ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax``
@@ -127,15 +128,15 @@ class _PooledHead(Head):
     def __init__(
         self,
         g: Geometry,
-        pool: Pool,
-        over: Over,
-        drop: float,
-        approximate: Gelu,
-        pool_heads: int | None,
-        ratio: float,
-        pool_eps: float,
-        weights: Weights,
-        representation_size: int | None = None,
+        *,
+        pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Probability = 0.0,
+        approximate: Gelu = "none",
+        pool_heads: Count | None = None,
+        ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
+        weights: Weights = "drawn",
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -146,8 +147,7 @@ class _PooledHead(Head):
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.score = nn.Linear(g.dim, 1) if pool == "seq" else None
         self.drop = Dropout(drop)
-        self.pre_logits = nn.Linear(g.dim, representation_size) if representation_size else None
-        self.fc = _build_classifier(representation_size or g.dim, g.classes, weights)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -180,34 +180,11 @@ class _PooledHead(Head):
         return (x_BSD.amax(1, keepdim=True) + mean_B1D) / 2 if self.kind == "avgmax" else mean_B1D
 
     def classify(self, x_BSD: Tensor) -> Logits:
-        x_BR = x_BSD[:, 0]
-        if self.pre_logits is not None:
-            x_BR = torch.tanh(self.pre_logits(x_BR))
-        return Logits(self.fc(self.drop(x_BR)))
-
-
-@head.register("linear")
-class LinearHead(_PooledHead):
-    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929."""
-
-    def __init__(
-        self,
-        g: Geometry,
-        *,
-        pool: Pool = "cls",
-        over: Over = "patches",
-        drop: Probability = 0.0,
-        approximate: Gelu = "none",
-        pool_heads: Count | None = None,
-        ratio: Positive = 4.0,
-        pool_eps: Positive = 1e-6,
-        weights: Weights = "drawn",
-    ) -> None:
-        super().__init__(g, pool, over, drop, approximate, pool_heads, ratio, pool_eps, weights)
+        return Logits(self.fc(self.drop(x_BSD[:, 0])))
 
 
 @head.register("mlp")
-class MLPHead(_PooledHead):
+class MLPHead(LinearHead):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
@@ -229,8 +206,21 @@ class MLPHead(_PooledHead):
         weights: Weights = "drawn",
     ) -> None:
         super().__init__(
-            g, pool, over, drop, approximate, pool_heads, ratio, pool_eps, weights, representation_size or g.dim
+            g,
+            pool=pool,
+            over=over,
+            drop=drop,
+            approximate=approximate,
+            pool_heads=pool_heads,
+            ratio=ratio,
+            pool_eps=pool_eps,
+            weights=weights,
         )
+        self.pre_logits = nn.Linear(g.dim, representation_size or g.dim)
+        self.fc = _build_classifier(self.pre_logits.out_features, g.classes, weights)
+
+    def classify(self, x_BSD: Tensor) -> Logits:
+        return super().classify(self.pre_logits(x_BSD).tanh())
 
 
 @head.register("distilled")
