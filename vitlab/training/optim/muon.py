@@ -23,8 +23,8 @@ from vitlab.training.optim import (
     optimizer,
     split_by_settings,
     subclass_without_compile_hooks,
-    supports_fused,
 )
+from vitlab.training.optim.torch_optimizers import AdamW
 
 
 class BatchedMuon(torch.optim.Muon):
@@ -170,12 +170,7 @@ class Muon(Optimizer):
                 )
             )
         if rest:
-            betas, eps = self.adamw_betas, self.adamw_eps
-            parts.append(
-                subclass_without_compile_hooks(torch.optim.AdamW)(
-                    rest, lr=self.lr, betas=betas, eps=eps, fused=supports_fused(rest)
-                )
-            )
+            parts.append(AdamW(lr=self.lr, betas=self.adamw_betas, eps=self.adamw_eps).build(rest))
         return Composite(parts)
 
 
