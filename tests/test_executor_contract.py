@@ -182,9 +182,9 @@ class NothingHappens(Inline):
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
         self._ends += [
-            JobEnd(job, Ending.ERROR if job.name == "raise" else Ending.DONE, "because") for job in self._jobs
+            JobEnd(job, Ending.ERROR if job.name == "raise" else Ending.DONE, "because") for job in self._waiting
         ]
-        self._jobs.clear()
+        self._waiting.clear()
         ends, self._ends = self._ends, []
         return ends
 

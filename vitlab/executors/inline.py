@@ -7,21 +7,19 @@ to the terminal rather than to ``log.txt``.
 
 import signal
 import threading
-from collections import deque
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vitlab.executors.base import Executor, JobEnd, executor
+from vitlab.executors.base import JobEnd, PollingExecutor, executor
 from vitlab.executors.worker import run_job
-from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.result import Ending
 
 
 @executor.register("inline")
-class Inline(Executor):
+class Inline(PollingExecutor):
     """Trials in the driver's own process, one at a time, for debuggers and notebooks.
 
     It has no options of its own, and runs one trial at a time, whatever ``run.workers`` is.  Output goes to the
@@ -33,35 +31,28 @@ class Inline(Executor):
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
-        self._jobs: deque[Job] = deque()
-        self._ends: list[JobEnd] = []
         self._stop = threading.Event()
 
-    def submit(self, job: Job) -> None:
-        """Queue the job; :meth:`poll` runs it."""
-        self._jobs.append(job)
-
-    def poll(self, timeout_s: float) -> list[JobEnd]:
+    def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Run the next job to its end.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call returns its ending.
+            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call of ``poll`` returns its ending.
         """
-        if self._jobs and not self._ends:
-            self._stop.clear()
-            with _stop_at_first_signal(self._stop):
-                job = self._jobs.popleft()
-                self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
-            if self._stop.is_set():
-                raise KeyboardInterrupt
-        ends, self._ends = self._ends, []
-        return ends
+        if self._ends or not self._waiting:
+            time.sleep(timeout_s)
+            return
+        self._stop.clear()
+        with _stop_at_first_signal(self._stop):
+            job = self._waiting.pop(0)
+            self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
+        if self._stop.is_set():
+            raise KeyboardInterrupt
 
     def cancel(self, grace_s: float) -> None:
         """Drop jobs that have not started; called from another thread, also stop the running one."""
         self._stop.set()
-        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._jobs]
-        self._jobs.clear()
+        self._drop_waiting_jobs()
 
 
 @contextmanager
