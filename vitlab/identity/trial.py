@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from vitlab.imports import Stamp, file_stamp
-from vitlab.spec.tree import NewTree, Tree, parse_as
+from vitlab.spec.tree import NewTree, Tree
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
@@ -58,15 +58,6 @@ class Trial:
     def to_json(self) -> NewTree:
         """Return the trial as plain data."""
         return {**vars(self), "spec": self.spec.plain()}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Trial:
-        """Parse a trial from JSON values.
-
-        Raises:
-            ValueError: if a value is missing or of another type, naming it.
-        """
-        return parse_as(Trial, data)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

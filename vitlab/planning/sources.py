@@ -16,7 +16,7 @@ from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice, Seeds
-from vitlab.spec.tree import Tree, value_at
+from vitlab.spec.tree import Tree, parse_as, value_at
 from vitlab.spec.trial import MATCHINGS, TEST_SET_OPTIONS
 from vitlab.store.files import read_json
 
@@ -252,7 +252,7 @@ def _find_validation_leak(
         A clause, empty if they were not; None if there is no readable ``spec.json`` beside the file.
     """
     try:
-        source = Trial.from_json(read_json(file.with_name("spec.json")))
+        source = parse_as(Trial, read_json(file.with_name("spec.json")))
         theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
         mine = trial.spec.data
         if may_share_images(mine, trial.info.content, theirs, identity):
