@@ -8,7 +8,6 @@ Reference: arXiv:2203.03466, appendix D.1.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -17,13 +16,12 @@ from torch import Tensor
 
 from vitlab.components.attention import Attention
 from vitlab.components.mlp import MLP
-from vitlab.data.prepare import Feed, data_info, prepare
+from vitlab.data.prepare import data_info
 from vitlab.driver.planning import plan_study
 from vitlab.errors import UserError, format_count
 from vitlab.models.contract import Model, evaluation_mode
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
-from vitlab.registry import slot
-from vitlab.runner.models import dtype_of
+from vitlab.runner.models import make_training
 from vitlab.spec import STREAMS, Study
 from vitlab.training.loop import Training
 
@@ -97,7 +95,10 @@ def check_coordinates(
     results = []
     for kind, by_width in trials.items():
         say(f"{kind}: training {format_count(seeds, 'seed')} at each width")
-        make = partial(_make_training, by_width)
+
+        def make(width: int, seed: int, by_width: Mapping[int, ResolvedTrial] = by_width) -> Training:
+            return make_training(by_width[width].spec, {**dict.fromkeys(STREAMS, seed), "split": 0})
+
         results.append(Coordinates(kind, measure_changes_by_width(make, widths, range(seeds), steps)))
     return results
 
@@ -170,15 +171,3 @@ def _resolve_base_at_width(
     if trial.incompatibility:
         raise UserError(f"{place}: {trial.incompatibility}")
     return trial
-
-
-def _make_training(by_width: Mapping[int, ResolvedTrial], width: int, seed: int) -> Training:
-    trial = by_width[width]
-    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
-    data = slot("dataset").resolve_choice(trial.spec.data)
-    prepared = prepare(data, seeds)
-    model: Model = slot("model").build(trial.spec.model, prepared.info)
-    model.initialise(seed)
-    dtype = dtype_of(trial.spec.train.precision)
-    feed = Feed(prepared, data.options["augment"], seeds, dtype=dtype)
-    return Training(model.to(dtype), feed, trial.spec.train, seeds)

@@ -11,17 +11,19 @@ import safetensors
 import torch
 
 from vitlab import noise
-from vitlab.data.prepare import Feed, data_info
+from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
 from vitlab.models.trained import InputSpec, build_trained_model, naming_file_in_errors, read_safetensors
 from vitlab.registry import import_optional, slot
+from vitlab.spec import TrialSpec
 from vitlab.spec.trial import Source
 from vitlab.store.folders import TrialFolder
 from vitlab.training import features
-from vitlab.training.artifacts import Transform
+from vitlab.training.artifacts import State, Transform
+from vitlab.training.loop import Training
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -78,6 +80,19 @@ def make_initial_model(trial: Trial, load: Load, info: DataInfo, device: torch.d
     model.initialise(trial.seeds["init"])
     notes = _load_starting_weights(model, trial, load, info)
     return model.to(device, dtype_of(trial.spec.train.precision)), notes
+
+
+def make_training(
+    spec: TrialSpec, seeds: Mapping[str, int], write: Callable[[State], None] = lambda state: None
+) -> Training:
+    """Return a training of a spec from initial values, on the CPU, without files; the spec starts from no weights."""
+    data = slot("dataset").resolve_choice(spec.data)
+    prepared = prepare(data, seeds)
+    model: Model = slot("model").build(spec.model, prepared.info)
+    model.initialise(seeds["init"])
+    dtype = dtype_of(spec.train.precision)
+    feed = Feed(prepared, data.options["augment"], seeds, dtype=dtype)
+    return Training(model.to(dtype), feed, spec.train, seeds, write=write)
 
 
 def fit_head_if_asked(model: Model, trial: Trial, feed: Feed) -> None:

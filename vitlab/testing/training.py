@@ -16,14 +16,15 @@ from torch import Tensor
 
 from vitlab.components.base import NewState
 from vitlab.data.pixels import IGNORED
-from vitlab.data.prepare import Feed, prepare
+from vitlab.data.prepare import prepare
 from vitlab.engines import Engine
 from vitlab.errors import list_some
 from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import NO_CHANGE, sentence_with_place
-from vitlab.spec import STREAMS, TrainSpec
+from vitlab.runner.models import make_training
+from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.testing.assertions import (
     FirstCallFailed,
     check_each,
@@ -266,19 +267,14 @@ def _check_unchanged(*pairs: Tensor) -> None:
 
 def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
     """Return the training of a small ViT by these fields of ``train``, whose checkpoints are written to ``folder``."""
-    choice = slot("dataset").resolve_choice(DATA)
-    prepared = prepare(choice, SEEDS)
-    spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
-    dtype = torch.float64 if spec.precision == "fp64" else torch.float32
-    feed = Feed(prepared, choice.options["augment"], SEEDS, dtype=dtype)
 
     def write(state: artifacts.State) -> None:
         if folder is not None:
             artifacts.make_checkpoint_writer(folder, state)()
 
-    built: Model = slot("model").build(MODEL, prepared.info)
-    built.initialise(0)
-    return Training(built.to(dtype), feed, spec, SEEDS, write=write)
+    train = {"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields}
+    spec = TrialSpec.model_validate({"data": DATA, "model": MODEL, "train": train})
+    return make_training(spec, SEEDS, write)
 
 
 def _train_steps(training: Training, steps: int) -> NewState:
