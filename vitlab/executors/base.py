@@ -154,7 +154,7 @@ class Executor(ABC):
 
 
 class PollingExecutor(Executor):
-    """Executor that polls: a subclass defines :meth:`_wait_and_collect_ends`, which adds ended jobs to ``_ends``."""
+    """Executor with a queue.  A subclass defines :meth:`_wait_and_collect_ends`, which fills ``_ends``, or ``poll``."""
 
     _running: Collection[object]  #: jobs that have begun, set by a subclass that calls :meth:`_wait_for_all`
 
@@ -176,9 +176,9 @@ class PollingExecutor(Executor):
                 ends, self._ends = self._ends, []
                 return ends
 
-    @abstractmethod
     def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Note jobs that have ended; return after ``timeout_s`` at most, and earlier at any news."""
+        raise NotImplementedError
 
     def _wait_for_all(self, timeout_s: float) -> None:
         """Wait until no job is running, at most ``timeout_s`` seconds."""

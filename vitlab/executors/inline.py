@@ -7,7 +7,6 @@ to the terminal rather than to ``log.txt``.
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,21 +32,21 @@ class Inline(PollingExecutor):
         super().__init__(run)
         self._stop = threading.Event()
 
-    def _wait_and_collect_ends(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Run the next job to its end.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call of ``poll`` returns its ending.
+            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call returns its ending.
         """
-        if self._ends or not self._waiting:
-            time.sleep(timeout_s)
-            return
-        self._stop.clear()
-        with _stop_at_first_signal(self._stop):
-            job = self._waiting.pop(0)
-            self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
-        if self._stop.is_set():
-            raise KeyboardInterrupt
+        if self._waiting and not self._ends:
+            self._stop.clear()
+            with _stop_at_first_signal(self._stop):
+                job = self._waiting.pop(0)
+                self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+        ends, self._ends = self._ends, []
+        return ends
 
     def cancel(self, grace_s: float) -> None:
         """Drop jobs that have not started; called from another thread, also stop the running one."""
