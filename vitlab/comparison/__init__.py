@@ -8,8 +8,8 @@ as arrays.  A replicate is a seed, so there are few: 3, 5, perhaps 10.  The meth
   :func:`vitlab.comparison.arrays.share_variances`.
 - P values and intervals are corrected for the family and the looks by Bonferroni's method, in one step, so that a
   verdict and the interval beside it cannot disagree.
-- Lost seeds have no value: their trials diverged or failed.  A verdict has to hold twice: for the complete pairs, and
-  with chance level in place of the missing values.
+- Lost seeds have no value: their trials diverged, failed or were killed.  A verdict has to hold twice: for the
+  complete pairs, and with chance level in place of the missing values.
 - A comparison with collapsed seeds, or whose differences do not scatter, rests on the exact sign-flip test.
 """
 

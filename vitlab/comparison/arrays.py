@@ -157,7 +157,7 @@ def judge_studies(
     Args:
         values_SAN: the values.
         comparisons: what is compared, and by which rules.
-        lost_SAN: seeds without a value, because their trials diverged or failed.
+        lost_SAN: seeds without a value, because their trials diverged, failed or were killed.
         chance_A: value of guesses of each arm; NaN if it is not known.
     """
     # Seeds far worse than the others of their arm, whose spread no t test describes.

@@ -33,7 +33,7 @@ class Sample:
     """The sample of an arm."""
 
     values: Mapping[int, float]  #: seed to value
-    lost: Sequence[int] = ()  #: seeds without a value, because their trials diverged or failed
+    lost: Sequence[int] = ()  #: seeds without a value, because their trials diverged, failed or were killed
     overlap: float = 0.0  #: validation images over training images, if seeds hold out others of the same images
     images: Mapping[int, Floats] = field(default_factory=dict)
     """Seed to one value per image; the images of all arms are the same, in the same order."""

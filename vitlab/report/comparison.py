@@ -61,7 +61,7 @@ pairs | Int64 | seeds that both sides have
 family | Int64 | comparisons that it is corrected for, with registered ones that are not made
 registered | boolean | whether it was registered before its first result, and is corrected for such ones alone
 collapsed_pairs | Int64 | collapsed seeds of both sides; with any, no verdict rests on t
-lost | Int64 | lost seeds of both sides: their trials diverged or failed
+lost | Int64 | lost seeds of both sides: their trials diverged, failed or were killed
 difference | float64 | mean difference from the baseline, over complete pairs
 sound_difference | float64 | the same without collapsed seeds; missing where there are none
 difference_sd | float64 | sample standard deviation of the differences between seeds

@@ -48,8 +48,8 @@ baseline | string | the arm it is compared with; missing where there is none
 trial | string | the key of the trial; seeds with one key are one training
 code | string | a digest of the code it runs
 failure_kind | string | why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran
-    out), timeout, preempted, lost (its worker died), refused (the code was not the plan's), prerequisite (a trial that
-    it needs diverged or failed); missing where nothing went wrong
+    out), timeout, preempted, lost (its worker was killed), refused (the code was not the plan's), prerequisite (a trial
+    that it needs diverged or failed); missing where nothing went wrong
 failure | string | the same in a sentence; empty where nothing went wrong
 """)
 """First columns of :func:`results`, with their types and meanings."""

@@ -144,8 +144,8 @@ class Comparisons(Section[Row]):
             )
             caption += "it is often equal to the interval for the same images."
         if "lost seeds" in titles:
-            caption += " Lost seeds have no value: their trials diverged or failed. With chance: what guesses reach "
-            caption += "stands in their place."
+            caption += " Lost seeds have no value: their trials diverged, failed or were killed. With chance: what "
+            caption += "guesses reach stands in their place."
         return Table(informative, caption)
 
 
