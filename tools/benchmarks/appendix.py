@@ -186,9 +186,10 @@ def of_patterns(studies: int, seed: int) -> tuple[str, bool]:
     text = (
         f"The largest rate of studies in which something is found and nothing differs, in percent, over "
         f"{len(patterns(10))} patterns of spread, with the pattern ({studies:,} studies a pattern, standard error of 5 %: "
-        f"{100 * standard_error(studies):.1f}). Rows are seeds, columns comparisons. The largest of many rates exceeds the "
-        f"true one, so the worst {WORST} of {len(several):,} cells follow below with new studies; a single comparison is "
-        "judged by Student's t, whose rate is 5 %.\n\n"
+        f"{100 * standard_error(studies):.1f}). *1 at 4x* means that one arm has 4 times the "
+        "standard deviation of the others. Rows are seeds, columns comparisons. The largest of many rates exceeds the true "
+        f"one, so the worst {WORST} of {len(several):,} cells follow below with new studies; a single comparison is judged by "
+        "Student's t, whose rate is 5 %.\n\n"
     )
     text += markdown(["seeds", *map(str, COMPARISONS)], tables[0])
     text += "\n\nThe same of studies that add seeds until each comparison is decided:\n\n"
@@ -218,9 +219,10 @@ def of_sources(studies: int, seed: int) -> tuple[str, bool]:
         rows.append(row)
         print(" | ".join(row), flush=True)
     text = (
-        f"Studies in which something is found and nothing differs, in percent: own / shared variances, {studies:,} studies a "
-        f"cell (standard error of 5 %: {100 * standard_error(studies):.1f}); columns are seeds x comparisons. * No rate is "
-        "claimed: no test by t holds alpha there.\n\n"
+        f"Studies in which something is found and nothing differs, in percent ({studies:,} studies a cell, standard error "
+        f"of 5 %: {100 * standard_error(studies):.1f}). Columns are seeds x comparisons. Each cell has two rates: with "
+        "`variance: own` and with `variance: shared`. From `learned` on, values are those of the [real "
+        "trainings](#the-real-trainings). * No rate is claimed: no test by t holds alpha there.\n\n"
     )
     return text + markdown(["", *(f"{n} x {m}" for n, m in CELLS)], rows), valid
 
@@ -336,9 +338,10 @@ def of_tuning(studies: int, seed: int) -> tuple[str, bool]:
             valid &= shares[1] <= ALPHA + 3 * standard_error(count)
             print(" | ".join(rows[-1]), flush=True)
     text = (
-        "Studies in which something is found and every arm, tuned by itself, responds to its rivals alike, in percent: "
-        f"without and with the choice of knobs in the variance (standard error of 5 %: {100 * standard_error(studies):.1f}; "
-        f"where more than that above 5 % were found, {TUNED_AGAIN} times as many new studies). Rivals are given by their means, in standard deviations of a seed.\n\n"
+        "Studies in which something is found and nothing differs, in percent: every arm is tuned by itself, and its candidates "
+        "(*rivals*) have the same true means in all arms, given in standard deviations of a seed. The rates are without and "
+        f"with the choice of knobs in the variance (standard error of 5 %: {100 * standard_error(studies):.1f}; where more "
+        f"than that above 5 % were found, of {TUNED_AGAIN} times as many new studies).\n\n"
     )
     return text + markdown(
         ["rivals", "tuning seeds", "seeds", "comparisons", "without", "with", "studies"], rows
@@ -482,7 +485,8 @@ def of_pool(studies: int, seed: int) -> tuple[str, bool]:
         rows.append(row)
     text = (
         f"The pool: {sum(frame[METRICS[0]].count()):,} trainings. Mean, standard deviation, skewness, excess kurtosis, and "
-        "the share of collapsed seeds (10 robust standard deviations beyond the median); accuracies in percent.\n\n"
+        "the share of collapsed seeds (10 robust standard deviations beyond the median); accuracies in percent. [Nothing "
+        "changed](aa.md) describes the settings; `gate` has width 32, 300 steps, crops and a learning rate of 0.01.\n\n"
     )
     return text + markdown(["setting", "seeds", *METRICS], rows), True
 

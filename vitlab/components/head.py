@@ -114,7 +114,7 @@ class LinearHead(Head):
         approximate: the GELU of attention pooling, as in the blocks' MLP.
         pool_heads: heads of attention pooling; by default as many as in the blocks.
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
-        pool_eps: of the norm in attention pooling.
+        pool_eps: added to the variance by the norm in attention pooling.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
     """
 

@@ -125,7 +125,7 @@ class Jax(_Xavier):
     Reference: arXiv:2010.11929.
 
     Args:
-        head_bias: bias of the classifier; -ln(classes) starts a sigmoid loss at even odds.
+        head_bias: bias of the classifier; -ln(classes) starts a sigmoid loss near a probability of 1 / classes.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class _Hidden(MLP):
         ratio: hidden width over ``g.dim``; the hidden width is rounded down.
         drop: dropout after both layers.
         bias: whether the linear layers have biases.
-        norm: of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
+        norm: the norm of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Gated(_Hidden):
 
     Args:
         drop: dropout after each of the layers.
-        norm: of the hidden layer, before the last linear layer (timm's ``scale_mlp_norm``).
+        norm: the norm of the hidden layer, before the last linear layer (timm's ``scale_mlp_norm``).
     """
 
     def __init__(

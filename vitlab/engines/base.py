@@ -89,7 +89,7 @@ engine: Slot[Engine] = Slot("engine", Engine)  # type: ignore[type-abstract]  # 
 
 @engine.register("loop")
 class Loop(Engine):
-    """Computes one training after another.  It supports every training."""
+    """Trainings, one after another.  It supports every training."""
 
     one_at_a_time = True
 

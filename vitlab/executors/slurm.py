@@ -115,7 +115,8 @@ class Slurm(PollingExecutor):
         minutes: time limit of a Slurm job; trials may take longer.
         gres: name of the GPUs where a site wants ``--gres``, such as ``gpu`` or ``gpu:a100``; their number is appended.
         sbatch: options of sbatch, such as ``{partition: gpu, account: vision, mem: 64G, exclude: node7}``; a study file
-            may set those of :data:`HARMLESS`, and the command line any, such as ``mail-user``.
+            may set ``account``, ``constraint``, ``exclude``, ``mem``, ``nodelist``, ``nice``, ``partition``, ``qos``
+            and ``reservation``, and the command line any, such as ``mail-user``.
         setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.  They are
             stored with the study and in its jobs, so a password belongs in a file that they read.
         requeues: how often a job that reached its time limit is put back into the queue.

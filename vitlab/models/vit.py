@@ -59,12 +59,12 @@ class ViT(Model):
         heads: heads of attention; by default the size's, and 3 without one.
         prefix: tokens before the patches: class, distillation.
         registers: further tokens after these that nothing reads (arXiv:2309.16588).
-        patch: from pixels to patch tokens.
+        patch: the map from pixels to patch tokens.
         position: how tokens know where they are.
         block: how attention and the MLP are joined, in every block.
-        attention: of every block.
-        mlp: of every block.
-        norm: of every block.
+        attention: the attention of every block.
+        mlp: the MLP of every block.
+        norm: the norms of every block.
         blocks: other choices for some of the blocks, ``{"0-3": {attention: split}}``.
         layer_scale: the value layer scale starts from; none without one.
         drop: dropout after the positions were added.
@@ -74,7 +74,7 @@ class ViT(Model):
         stem_norm: a norm before the first block, as in CLIP (arXiv:2103.00020), whose patches then have no bias.
         final_norm: the norm after the last block.
         final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
-        head: from tokens to predictions.
+        head: the map from tokens to predictions.
         init: the scheme of initial values.
         parametrization: with ``mup``, initial values, rates of Adam and the scale of attention depend on dim such that
             the best learning rate should not (arXiv:2203.03466).

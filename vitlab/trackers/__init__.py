@@ -48,7 +48,7 @@ WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
 
 class Tracker(ABC):
-    """Display of one plan's trials."""
+    """Delivery of one plan's trials and report to one kind of tracker."""
 
     title: ClassVar[str]  #: display name, one word
 

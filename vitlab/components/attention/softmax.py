@@ -46,7 +46,7 @@ class SoftmaxAttention(Attention):
         drop: dropout of the attention weights.
         proj_drop: dropout after the output projection.
         proj_bias: a bias for the output projection.
-        norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
+        norm: the norm of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
     """
 
     mixes_values = True
@@ -319,7 +319,7 @@ class Gated(Auto):
 
     Args:
         qkv_bias: a bias for queries, keys and values, and for the gate; ``qv``: for all but keys.
-        norm: of the mixed values of all heads, before the gate.
+        norm: the norm of the mixed values of all heads, before the gate.
         gate: a factor for every channel, or one for all channels of a head.
     """
 

@@ -92,7 +92,7 @@ class RandomResizedCrop(Augment):
     Args:
         scale: smallest and largest share of the area.
         ratio: smallest and largest width over height.
-        interpolation: of the resize.
+        interpolation: the interpolation of the resize.
         of: what is cropped: the ``image``, already resized to the model's input size, or the full-size ``picture``
             in its file, as in ImageNet recipes.  With ``picture``, every crop decodes the file again, downsizing
             is antialiased, and this must be the first augmentation.

@@ -97,10 +97,10 @@ class DigitScenes(Dataset):
     """Segmentation of overlapping digits of ``digits``, of random sizes at random positions.
 
     A pixel has the label of the digit with the darkest ink there (1 to 10 for the digits 0 to 9), or background (0).
-    Test scenes contain only test digits of ``digits``, and validation is held out by :data:`SHEETS` of training
-    digits, so validation and test scenes show no training digit.  Every scene is a function of ``seed`` and its
-    index, so a larger set begins with the scenes of a smaller one.  All arithmetic is in integers and equal on every
-    machine, so the digits and the options are the identity.
+    Test scenes contain only test digits of ``digits``, and a scene takes its digits from one of 20 groups of
+    training digits, of which some are held out for validation, so validation and test scenes show no training digit.
+    Every scene is a function of ``seed`` and its index, so a larger set begins with the scenes of a smaller one.  All
+    arithmetic is in integers and equal on every machine, so the digits and the options are the identity.
 
     Args:
         image_size: pixels of the canvas.
@@ -108,7 +108,7 @@ class DigitScenes(Dataset):
         test_images: scenes of test digits.
         digits_per_image: minimum and maximum number of digits in a scene, uniformly drawn.
         digit_size: minimum and maximum side of a digit in pixels, uniformly drawn; the source digits have 8.
-        seed: of all random draws.
+        seed: the seed of all random draws.
     """
 
     validation = 0.2

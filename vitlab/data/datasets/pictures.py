@@ -303,7 +303,7 @@ class PictureSet(Dataset):
         image_size: pixels of every picture after an antialiased resize.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
         crop_pct: share of the resized side that the crop keeps, as in timm: 0.875 resizes to 256 and crops 224.
-        interpolation: of the resize.
+        interpolation: the interpolation of the resize.
         orient: ``exif`` turns photographs upright by their EXIF orientation, ``ignore`` reads them as stored.
         test: share of the training pictures of each class to test on, if there are no test pictures.
         decoded: place for decoded pictures, one copy for all workers in the user's cache: mapped as a whole
