@@ -5,6 +5,7 @@ This is a hook of MkDocs.  The form of llms.txt is that of https://llmstxt.org.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 _texts: dict[str, tuple[str, str]] = {}
 """Path of each page to its title and its Markdown."""
 
+HEADINGS = {"": "vitlab", "guides": "Guides", "coming": "Coming from", "reference": "Reference", "gallery": "Results"}
+"""Folders in the order of the list, with their headings."""
+
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> None:
-    """Keep the Markdown of a page, generated ones included."""
+    """Keep the Markdown of a page, generated ones included; of a drawing, its caption."""
     title = markdown.lstrip().partition("\n")[0].removeprefix("# ").replace("`", "")
-    _texts[page.file.src_uri] = title, markdown
+    text = re.sub(r"(?s)<figure>.*?<figcaption>(.*?)</figcaption></figure>", r"*Figure: \1*", markdown)
+    _texts[page.file.src_uri] = title, text
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -34,11 +39,20 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def llms(name: str, description: str) -> str:
-    """Return the list of pages by folder: title and path."""
-    folders: dict[str, list[str]] = {}
-    for path, (title, _) in _texts.items():
-        folders.setdefault(path.rpartition("/")[0], []).append(f"- [{title}]({path})")
+    """Return the list of pages by folder: title, path and description."""
     lines = [f"# {name}", "", f"> {description}", "", "`vitlab skill` prints instructions for agents."]
-    for folder, pages in folders.items():
-        lines += ["", f"## {folder.rpartition('/')[2] or 'vitlab'}", "", *pages]
+    for folder, heading in HEADINGS.items():
+        lines += ["", f"## {heading}", ""]
+        for path, (title, text) in _texts.items():
+            if path.rpartition("/")[0] == folder:
+                lines.append(f"- [{title}]({path}): {describe(text)}")
     return "\n".join(lines) + "\n"
+
+
+def describe(text: str) -> str:
+    """Return the first sentence of a page, or the names of the components of a slot."""
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+    prose = next(paragraph for paragraph in paragraphs if re.match(r"[\w*`]", paragraph))
+    if prose.startswith("Contract:"):
+        return ", ".join(re.findall(r"(?m)^## `(.+)`", text))
+    return re.split(r"(?<=[.?])\**(?: |$)", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", prose))[0].strip("*").rstrip(":")
