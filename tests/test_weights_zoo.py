@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,19 @@ def test_foreign_model_is_equal_or_refused_as_documented(case: weights_zoo.Case)
 
 
 def test_page_has_every_case_once_and_only_documented_differences() -> None:
-    lines = [line for line in weights_zoo.PAGE.read_text().splitlines() if line.startswith("| ")]
+    head, _, tables = weights_zoo.PAGE.read_text().partition("\n## ")
+    lines = [line for line in tables.splitlines() if line.startswith("| ")]
     rows = [line for line in lines if not line.startswith(("| ---", "| configuration"))]
     assert len(rows) == len(CASES)
     for line, case in zip(rows, CASES, strict=True):
         assert line.startswith(f"| {weights_zoo._cell(case.name)} | ")
         assert line.split(" | ")[1] in ("equal", "refused", "differs")
+    counts = [
+        sum(map(int, numbers)) for numbers in zip(*re.findall(r"(?m)\| (\d+) \| (\d+) \| (\d+) \|$", head), strict=True)
+    ]
+    assert counts == [
+        sum(line.split(" | ")[1] == result for line in rows) for result in ("equal", "refused", "differs")
+    ]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

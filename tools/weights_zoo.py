@@ -653,13 +653,23 @@ fails if the page differs.
 def page() -> str:
     """Return the whole page, after trying every case."""
     versions = f"timm {timm.__version__}, transformers {transformers.__version__}, torchvision {tv_version()}"
-    text = f"{HEADER}\nVersions: {versions}.\n"
-    section = ""
+    tables: dict[str, list[str]] = {}
     for case in cases():
-        if case.section != section:
-            section = case.section
-            text += f"\n## {section}\n\n| configuration | result | assumptions, or reason |\n| --- | --- | --- |\n"
-        text += row(case) + "\n"
+        tables.setdefault(case.section, []).append(row(case))
+    text = f"{HEADER}\nVersions: {versions}.\n\n" + summary(tables)
+    for section, rows in tables.items():
+        text += f"\n## {section}\n\n| configuration | result | assumptions, or reason |\n| --- | --- | --- |\n"
+        text += "\n".join(rows) + "\n"
+    return text
+
+
+def summary(tables: dict[str, list[str]]) -> str:
+    """Return a table with the number of rows of each section and result."""
+    results = ("equal", "refused", "differs")
+    text = f"| read from | {' | '.join(results)} |\n| --- | --: | --: | --: |\n"
+    for section, rows in tables.items():
+        counts = [str(sum(f" | {result} | " in line for line in rows)) for result in results]
+        text += f"| {section} | {' | '.join(counts)} |\n"
     return text
 
 
