@@ -237,7 +237,7 @@ class Seeds(Frozen):
     count: Count | None = None
     """Number of seeds of every arm; they are 0, 1, 2, ..."""
     at_least: Count | None = None
-    """The same, with ``until``."""
+    """Number of seeds of every arm before the first look, with ``until``."""
     values: Annotated[Values, Field(min_length=1)] = (0, 1, 2)
     """Seeds of every arm."""
     vary: tuple[Stream, ...] = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset")

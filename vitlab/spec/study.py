@@ -99,7 +99,7 @@ class Check(Frozen):
     """Smallest relevant change for the worse, in pooled standard deviations of the baseline without outliers; at least
     two quanta and ``min_abs``."""
     margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)
-    """The same in units of a metric, by metric."""
+    """Smallest relevant change for the worse in units of a metric, by metric."""
     min_abs: dict[str, Annotated[Amount, Field(ge=0)]] = Field(default_factory=dict)
     """Smallest change of a mean for the worse that counts as a regression, by metric; by default one pooled standard
     deviation of the baseline or two quanta of the metric, whichever is larger."""
@@ -107,7 +107,7 @@ class Check(Frozen):
     """Total number of seeds that inconclusive arms get for a second analysis; each analysis then has half of
     ``alpha``."""
     on_inconclusive: Literal["neutral", "fail"] = "neutral"
-    """Exit code 0 or 5."""
+    """Exit code of an inconclusive check: ``neutral`` is 0, ``fail`` is 5."""
     cost: CostLimits | None = None
     """Limits of time and memory, which are measured in turns with the baseline's commit."""
 

@@ -190,7 +190,7 @@ class Source(Frozen):
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
     seed: Literal["same"] | NonNegativeInt = "same"
-    """Its seed; ``same``: the replicate's."""
+    """Seed of that trial; ``same``: the seed of the trial that starts from it."""
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
@@ -227,7 +227,7 @@ class InitFrom(Source):
     """
 
     resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"
-    """Interpolation of positions to a grid."""
+    """Library whose interpolation fits stored positions to another grid."""
     head: Literal["new", "keep", "fitted"] = "new"
     """A new head, the stored one, or one fitted in closed form: with ``train.steps: 0``, this is the few-shot linear
     probe of arXiv:2010.11929; with more steps, training starts from it."""
