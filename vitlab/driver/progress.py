@@ -276,7 +276,7 @@ class _Display(Watch):
         seconds = estimate - (self._console.get_time() - last_s)
         if estimate <= 0:
             return "writing results"
-        return f"{format_duration(max(1, round(seconds)))} left" if seconds > 0 else "longer than estimated"
+        return f"{format_duration(max(1, round(seconds)))} left" if seconds > -1 else "longer than estimated"
 
     def _is_over(self, arm: str) -> bool:
         return not self._open.keys() & {item.trial.name for item in self._arms[arm]}
@@ -291,19 +291,22 @@ class _Display(Watch):
         seeds = max(map(len, self._arms.values()), default=0)
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
-        room = max(1, self._console.height - 4)
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
         state, value = f"{seeds} of {seeds}", _format_value(1.0 if scale.is_share else 10.5, scale)
         widest = Row(self._longest, 0.0, max(Ending.DIVERGED, state, key=len), f"{value} (mean of {seeds})")
         trials = f"{self._done} of {self._total} trials{f' ({self._failed} failed)' * bool(self._failed)}"
-        title = f"{trials}, {self._describe_remaining_time() or 'finished'}; {scale.title}"
+        titles = [trials, f"{self._describe_remaining_time() or 'finished'}; {scale.title}"]
+        if len(title := ", ".join(titles)) <= self._console.width:
+            titles = [title]
+        room = max(1, self._console.height - 3 - len(titles))
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
-        table.add_row(Text(title, no_wrap=True))
+        for title in titles:
+            table.add_row(Text(title, no_wrap=True))
         table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
-            table.add_row(f"... and {len(rows) - room:,} more arms and trials")
+            table.add_row(f"... and {format_count(len(rows) - room, 'more row')}")
         return table
 
     def _rows_with_priority(self) -> list[tuple[int, Row]]:

@@ -4,6 +4,7 @@ One driver at a time runs a study; a second one follows it, and takes over when 
 """
 
 import fnmatch
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -17,7 +18,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner_and_driver
+from vitlab.store.locks import Busy, hold_lock, is_alive, is_locked, lock_owner_and_driver
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
 
@@ -174,16 +175,20 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
     with ExitStack() as own_lock:
 
         def is_free() -> bool:
-            """Try to take the lock, see :func:`vitlab.store.locks.hold_lock`."""
+            """Try to take the lock, see :func:`vitlab.store.locks.hold_lock`; say if its last owner was killed."""
+            owner = lock_owner_and_driver(lock)[0]
             with suppress(Busy):
                 own_lock.enter_context(hold_lock(lock))
+                own_lock.callback(_erase_owner, lock)
+                if owner and not is_alive(owner):
+                    watch.say(f"{plan.study} was run by {_describe_owner(owner)}, which is gone; this one takes over.")
                 return True
             return False
 
         if is_free():
             yield False
             return
-        watch.say(f"{plan.study} is run by {_describe_owner(lock)}; this one follows until it ends.")
+        watch.say(f"{plan.study} is run by {describe_driver(plan.study, store) or 'another process'}; this one follows until it ends.")
         trials = [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
         remaining = {
             folder: item for item in distinct_trials(trials) if not (folder := store.folder(item.trial)).done()
@@ -208,13 +213,19 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
         yield True
 
 
+def _erase_owner(lock: Path) -> None:
+    """Erase the name in the lock of this process; one that stays is of a process that was killed."""
+    with suppress(OSError):  # deleted meanwhile
+        os.truncate(lock, 0)
+
+
 def describe_driver(study: str, store: Store) -> str:
     """Describe the process that runs a study; empty if there is none."""
     lock = store.driver_lock(study)
-    return _describe_owner(lock) if is_locked(lock) else ""
+    return _describe_owner(lock_owner_and_driver(lock)[0]) if is_locked(lock) else ""
 
 
-def _describe_owner(lock: Path) -> str:
-    """Describe the process that took the lock last."""
-    host, _, rest = lock_owner_and_driver(lock)[0].partition("/")
+def _describe_owner(name: str) -> str:
+    """Describe the process of a :func:`vitlab.store.locks.unique_process_name`."""
+    host, _, rest = name.partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
