@@ -145,7 +145,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     monkeypatch.setattr(report, "write", lambda *_: [])
     code, printed, err = call("run", file, "--out", out)
     assert code == 0
-    assert "0 trained, 4 cached." in printed and "position=none" in printed
+    assert "0 trained, 4 cached from earlier runs." in printed and "position=none" in printed
     # The path is relative if the output folder is below the working directory.
     assert f"{out.name}/studies/tiny/report/report.html" in printed and "vitlab sync" in printed
     assert "nothing to train" in err and "nothing to train" not in printed
@@ -207,7 +207,7 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     file = write(tmp_path, design={"one_at_a_time": {"train.optimizer": ["sour"]}}, seeds=1)
     command = ("run", file, "--out", tmp_path / "out", "--plugin", tmp_path / "sour.py", "--json")
     code, printed, err = call(*command[:-1])
-    assert code == 4 and "\n1 trained, 0 cached, 1 failed.\n" in printed
+    assert code == 4 and "\n1 trained, 0 cached from earlier runs, 1 failed.\n" in printed
     code, printed, err = call(*command, "--retry-failed")
     assert code == 4 and parsed(printed)["result"]["study"] == "tiny" and parsed(printed)["kind"] == "trials"
     why = f"vitlab status tiny --out {relative(tmp_path / 'out')}"
@@ -929,7 +929,7 @@ def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_p
     assert printed.count("the loss is not finite") == 1
     assert "\nbaseline s0, s1, position=none s0 diverged: the loss is not finite at step 2\n" in printed
     assert "1 done, 3 diverged;" in call("studies", "--out", out)[1]
-    assert "0 trained, 4 cached." in call("run", ran[0], "--out", out)[1]
+    assert "0 trained, 4 cached from earlier runs." in call("run", ran[0], "--out", out)[1]
     assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 

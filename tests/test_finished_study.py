@@ -219,5 +219,5 @@ def test_finished_study_imports_neither_pandas_nor_a_tracker(finished: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *_, sentence, _, last = done.stdout.splitlines()
-    assert (sentence, last) == ("0 trained, 4 cached.", "HEAVY []")
+    assert (sentence, last) == ("0 trained, 4 cached from earlier runs.", "HEAVY []")
     assert done.stderr.splitlines()[0] == "reading stored.yaml"

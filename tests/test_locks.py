@@ -8,14 +8,17 @@ import io
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from job_helpers import run_together, run_trial
@@ -351,6 +354,39 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
         assert driver and lease.exists()
     message = "tiny is run by process 3 on far; this one follows until it ends."
     assert messages == [message, "planned", "tick", "tick", "tick"]
+
+
+def test_driver_says_whom_it_takes_over_from_only_if_that_one_was_killed(tmp_path: Path) -> None:
+    from vitlab.driver.session import Watch, follow_until_sole_driver
+    from vitlab.store.folders import Store
+
+    store, plan = Store(tmp_path), cast(Any, SimpleNamespace(study="tiny", trials=(), tuning=()))
+    said: list[str] = []
+    watch = Watch()
+    watch.say = said.append  # type: ignore[method-assign]
+    for _ in range(2):  # the second follows a driver that has ended by itself
+        with suppress(KeyboardInterrupt), follow_until_sole_driver(plan, store, watch):
+            raise KeyboardInterrupt
+    assert not said
+    killed = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom pathlib import Path\nfrom vitlab.store.locks import hold_lock\n"
+            "with hold_lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)",
+            str(store.driver_lock("tiny")),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert killed.stdout is not None and killed.stdout.readline() == "held\n"
+    killed.kill()
+    killed.communicate()
+    for _ in range(2):
+        with follow_until_sole_driver(plan, store, watch) as followed:
+            assert not followed
+    name = f"process {killed.pid} on {socket.gethostname()}"
+    assert said == [f"tiny was run by {name}, which is gone; this one takes over."]
 
 
 SPEC = {

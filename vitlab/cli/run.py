@@ -184,11 +184,7 @@ def _start_detached(
 
 def _format_run_summary(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
-    failed = f", {answer.failed} failed" if answer.failed else ""
-    lines = [
-        f"{answer.trained} trained, {answer.cached} cached{failed}.",
-        f"{'Report':{width}}{display_path(answer.report)}",
-    ]
+    lines = [f"{answer.counts}.", f"{'Report':{width}}{display_path(answer.report)}"]
     if answer.link:
         start = answer.start_command
         lines.append(f"{answer.tracker:{width}}{f'{start}   (opens the study)' if start else answer.link}")

@@ -96,10 +96,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
 def _describe_state(folder: TrialFolder) -> str:
     """Return the state of a trial, and the reason why it diverged or failed: ``diverged: the loss is nan``."""
-    state, result, failure = folder.state(), folder.result(), folder.failure()
-    if state == Ending.FAILED and failure is not None:
-        return f"{state}: {failure.failure}"
-    return f"{state}: {result.failure}" if result is not None and result.failure else state
+    state = folder.state()
+    end = folder.failure() if state == Ending.FAILED else folder.result()
+    return f"{state}: {end.failure}" if end is not None and end.failure else state
 
 
 def _find_latest_study_and_name_others(out: Path) -> Path:

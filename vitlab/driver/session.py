@@ -188,7 +188,8 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
         if is_free():
             yield False
             return
-        watch.say(f"{plan.study} is run by {describe_driver(plan.study, store) or 'another process'}; this one follows until it ends.")
+        owner = _describe_owner(lock_owner_and_driver(lock)[0])
+        watch.say(f"{plan.study} is run by {owner}; this one follows until it ends.")
         trials = [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
         remaining = {
             folder: item for item in distinct_trials(trials) if not (folder := store.folder(item.trial)).done()

@@ -101,14 +101,14 @@ class Answer:
         return _history(self.plan, self.store)
 
     def __repr__(self) -> str:
-        return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
+        return f"<Answer {self.plan.study}: {self.counts}; {self.report}>"
 
     def __str__(self) -> str:
         return "\n".join(
             [
                 self.plan.question or self.plan.study,
                 *self.compare().report.main_answers,
-                f"{self._counts}. {self.report}",
+                f"{self.counts}. {self.report}",
             ]
         )
 
@@ -120,11 +120,13 @@ class Answer:
         link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
         anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
         question = escape(self.plan.question or self.plan.study)
-        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {anchor}</p></div>"
+        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self.counts)}. Report: {anchor}</p></div>"
 
     @property
-    def _counts(self) -> str:
-        return f"{self.trained} trained, {self.cached} cached, {self.failed} failed"
+    def counts(self) -> str:
+        """Counts of trials: trained by this run, cached from earlier ones, and failed."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.trained} trained, {self.cached} cached from earlier runs{failed}"
 
 
 def open_study(
