@@ -296,14 +296,12 @@ class _Display(Watch):
         state, value = f"{seeds} of {seeds}", _format_value(1.0 if scale.is_share else 10.5, scale)
         widest = Row(self._longest, 0.0, max(Ending.DIVERGED, state, key=len), f"{value} (mean of {seeds})")
         trials = f"{self._done} of {self._total} trials{f' ({self._failed} failed)' * bool(self._failed)}"
-        titles = [trials, f"{self._describe_remaining_time() or 'finished'}; {scale.title}"]
-        if len(title := ", ".join(titles)) <= self._console.width:
-            titles = [title]
-        room = max(1, self._console.height - 3 - len(titles))
+        remaining = f"{self._describe_remaining_time() or 'finished'}; {scale.title}"
+        separator = ", " if len(f"{trials}, {remaining}") <= self._console.width else "\n"
+        room = max(1, self._console.height - 4 - separator.count("\n"))
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
-        for title in titles:
-            table.add_row(Text(title, no_wrap=True))
+        table.add_row(Text(f"{trials}{separator}{remaining}", no_wrap=True))
         table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
             table.add_row(f"... and {format_count(len(rows) - room, 'more row')}")

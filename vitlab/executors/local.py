@@ -115,6 +115,11 @@ class Local(PollingExecutor):
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
         fork_server.ensure_server_running()
 
+    def submit(self, job: Job) -> None:
+        """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""
+        self._waiting.append(job)
+        self._start_waiting_jobs()
+
     def cancel(self, grace_s: float) -> None:
         """Ask the workers to stop, and end those that do not."""
         self._drop_waiting_jobs()
@@ -179,8 +184,7 @@ class Local(PollingExecutor):
         self._running[process.sentinel] = _Worker(job, place, process, pipe, watchdog)
 
     def _wait_and_collect_ends(self, timeout_s: float) -> None:
-        """Start waiting jobs, wait for workers to exit or to send messages, and record the endings of their jobs."""
-        self._start_waiting_jobs()
+        """Wait for workers to exit or to send messages, and record the endings of their jobs."""
         if not self._running:
             time.sleep(timeout_s)
             return
@@ -194,6 +198,7 @@ class Local(PollingExecutor):
         for running in self._running.values():
             if running.watchdog.mark_killed_if_due():
                 running.process.kill()
+        self._start_waiting_jobs()
 
     def _read_messages(self, running: _Worker) -> None:
         """Read the new messages of a worker; a closed pipe ends reading."""
