@@ -1783,9 +1783,14 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         name, other = ("older", "newer") if number == 1 else ("newer", "older")
         assert [page for page, _ in lines] == [name, f"{name}/arms"] and others[-1] == f"{other}."
         assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]
+    monkeypatch.chdir(tmp_path)
+    for uri in (f"sqlite:///{tmp_path.resolve() / 'mlflow.db'}", "sqlite:///mlflow.db", "sqlite:///other.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        shown = runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)])
+        assert ("open it there" in shown.output) == ("other" in uri), "the very database is not elsewhere"
     wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
     assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))
-    assert served == [tmp_path.resolve()] * 3
+    assert served == [tmp_path.resolve()] * 6
 
 
 def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:

@@ -31,15 +31,14 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
 
     base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
     pages = study_links(root, base)
-    tracking_uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
-    elsewhere = f"MLFLOW_TRACKING_URI names {tracking_uri}, which has what was delivered to it; open it there"
+    uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    elsewhere = f"; MLFLOW_TRACKING_URI names {uri}, which has what was delivered to it; open it there"
+    if not uri or Path(uri.partition(":///")[2]).resolve() == root / "mlflow.db":
+        elsewhere = ""
     if not pages:
-        raise UserError(
-            f"{out} has no MLflow database with a study"
-            f"{f'; {elsewhere}' if tracking_uri else ': vitlab run or sync makes one'}."
-        )
-    if tracking_uri:
-        say(f"showing the database in {out}; {elsewhere}")
+        raise UserError(f"{out} has no MLflow database with a study{elsewhere or ': vitlab run or sync makes one'}.")
+    if elsewhere:
+        say(f"showing the database in {out}{elsewhere}")
     name = next(iter(pages)) if study is None else stored_study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))
