@@ -119,8 +119,7 @@ def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: S
 
     steps, total = [], ""
     for planned in trials:
-        folder = store.folder(planned.trial)
-        progress = TrialProgress(folder)
+        progress = TrialProgress(store.folder(planned.trial))
         # A damaged checkpoint is set aside, and the trial begins again.
         (progress.rewind_to_checkpoint if state == "paused" else progress.read_new_events)()
         steps.append(progress.step)

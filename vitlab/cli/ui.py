@@ -41,9 +41,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         say(f"showing the database in {out}{elsewhere}")
     name = next(iter(pages)) if study is None else stored_study_name(study)
     if name not in pages:
-        listed = ", ".join(sorted(pages))
         raise UserError(
-            f"study '{name}' has not been delivered to MLflow in {out}.{nearest(name, pages)} Studies there: {listed}."
+            f"study '{name}' has not been delivered to MLflow in {out}.{nearest(name, pages)} Studies there: "
+            f"{', '.join(sorted(pages))}."
         )
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -176,20 +176,19 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
 
         def is_free() -> bool:
             """Try to take the lock, see :func:`vitlab.store.locks.hold_lock`; say if its last owner was killed."""
-            owner = lock_owner_and_driver(lock)[0]
+            name, owner = lock_owner_and_driver(lock)[0], _describe_owner(lock)
             with suppress(Busy):
                 own_lock.enter_context(hold_lock(lock))
                 own_lock.callback(_erase_owner, lock)
-                if owner and not is_alive(owner):
-                    watch.say(f"{plan.study} was run by {_describe_owner(owner)}, which is gone; this one takes over.")
+                if name and not is_alive(name):
+                    watch.say(f"{plan.study} was run by {owner}, which is gone; this one takes over.")
                 return True
             return False
 
         if is_free():
             yield False
             return
-        owner = _describe_owner(lock_owner_and_driver(lock)[0])
-        watch.say(f"{plan.study} is run by {owner}; this one follows until it ends.")
+        watch.say(f"{plan.study} is run by {_describe_owner(lock)}; this one follows until it ends.")
         trials = [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
         remaining = {
             folder: item for item in distinct_trials(trials) if not (folder := store.folder(item.trial)).done()
@@ -223,10 +222,10 @@ def _erase_owner(lock: Path) -> None:
 def describe_driver(study: str, store: Store) -> str:
     """Describe the process that runs a study; empty if there is none."""
     lock = store.driver_lock(study)
-    return _describe_owner(lock_owner_and_driver(lock)[0]) if is_locked(lock) else ""
+    return _describe_owner(lock) if is_locked(lock) else ""
 
 
-def _describe_owner(name: str) -> str:
-    """Describe the process of a :func:`vitlab.store.locks.unique_process_name`."""
-    host, _, rest = name.partition("/")
+def _describe_owner(lock: Path) -> str:
+    """Describe the process that took the lock last."""
+    host, _, rest = lock_owner_and_driver(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
