@@ -297,11 +297,12 @@ class _Display(Watch):
         widest = Row(self._longest, 0.0, max(Ending.DIVERGED, state, key=len), f"{value} (mean of {seeds})")
         trials = f"{self._done} of {self._total} trials{f' ({self._failed} failed)' * bool(self._failed)}"
         remaining = f"{self._describe_remaining_time() or 'finished'}; {scale.title}"
-        separator = ", " if len(f"{trials}, {remaining}") <= self._console.width else "\n"
-        room = max(1, self._console.height - 4 - separator.count("\n"))
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
+        separator = ", " if len(f"{trials}, {remaining}") <= width else "\n"
+        room = max(1, self._console.height - 4 - separator.count("\n"))
         table = Table.grid()
-        table.add_row(Text(f"{trials}{separator}{remaining}", no_wrap=True))
+        table.add_column(max_width=width, no_wrap=True)
+        table.add_row(Text(f"{trials}{separator}{remaining}"))
         table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
             table.add_row(f"... and {format_count(len(rows) - room, 'more row')}")
