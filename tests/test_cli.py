@@ -224,7 +224,9 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
     assert status["failures"][0].startswith("optimizer=sour s0 failed: RuntimeError: not today, at ")
     code, printed, _ = call("status", file, "--out", tmp_path / "out")
-    assert printed.endswith("'vitlab run FILE --retry-failed' trains failed trials again.\n")
+    logs = f"'vitlab logs tiny --out {relative(tmp_path / 'out')} --arm ARM --seed N' shows"
+    assert logs in " ".join(printed.split())
+    assert printed.endswith("The command that ran it, with --retry-failed, trains failed trials again.\n")
     (folder / "log.txt").write_text("printed by the worker")
     code, printed, err = call("logs", file, "--out", tmp_path / "out")
     assert code == 0 and err == "" and "\nprinted by the worker\n" in printed and "Traceback" in printed

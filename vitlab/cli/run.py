@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -151,17 +150,16 @@ def _start_detached(
     log.parent.mkdir(parents=True, exist_ok=True)
     look = f"look    {status_command(plan, store)}"
     executor = registry.slot("executor").resolve_choice(study.run.executor)
-    driver_words = [sys.executable, "-P", "-m", *words]
+    driver_words = [sys.executable, "-P", "-m", *words]  # imports nothing from the current folder
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
         name, stop = elsewhere
         return [f"{plan.study} is run by {name}; its log will be {display_path(log)}", look, f"stop    {stop}"]
     with open(open_nofollow(log), "ab") as output:
         driver = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            driver_words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},  # imports nothing from the current folder
             start_new_session=True,
         )
     # The lock of the study says that the run has read its file and begun.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -88,9 +89,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
     if failures:
-        failures.append(f"'vitlab logs {plan.study} --arm ARM --seed N' shows what a trial wrote.")
+        logs = shlex.join(["vitlab", "logs", plan.study, *store.out_option])
+        failures.append(f"'{logs} --arm ARM --seed N' shows what a trial wrote.")
         if any(row[Ending.FAILED] for row in rows.values()):
-            failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
+            failures.append("The command that ran it, with --retry-failed, trains failed trials again.")
     click.echo(parts_to_text(columns, *progress, *failures), nl=False)
 
 
