@@ -44,6 +44,10 @@ def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.Monk
         assert isinstance(progress.make_watch(), progress.PlainLines)
     monkeypatch.delitem(sys.modules, "IPython")
     assert isinstance(progress.make_watch(), progress.PlainLines)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    for term, view in (("dumb", progress.PlainLines), ("xterm", progress.LiveView)):  # dumb: nothing can be redrawn
+        monkeypatch.setenv("TERM", term)
+        assert type(progress.make_watch()) is view
 
 
 def test_notebook_has_one_updated_output(

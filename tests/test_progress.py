@@ -343,7 +343,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "25.0" in line}
     assert "25 %" in row and "━" in row and row.endswith("25.0"), "a share is in percent, as in the report"
     assert "4 of 42 trials, " in drawn and " left; val accuracy (%)" in drawn and "starting" in drawn
-    assert "... and 20 more rows" in drawn
+    assert "... and 21 more rows" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
 
 
@@ -435,7 +435,7 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
     ]
     columns = {(line.index("━"), line.rindex("━")) for lines in drawn for line in lines[1:]}
     assert len(columns) == 1, "bars stay where they are, and as wide as they are"
-    view._console.height = 7
+    view._console.height = 8
     assert [line.split("  ")[0] for line in screens(view, screen)[2:]] == [
         "none",
         "sinusoidal",

@@ -76,8 +76,8 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
             }
         )
         return
-    others = {"(teachers, pre-training)": teachers, "(tuning)": tuning}
-    rows = {name: row for name, row in others.items() if row} | counts
+    others = ("(teachers, pre-training)", teachers), ("(tuning)", tuning)
+    rows = {name: row for name, row in others if row} | counts
     skipped = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
     columns = [Column(plan.study, tuple(rows), right=False)]
     for state in [*STATUSES, "pending"] if plan.pending else STATUSES:

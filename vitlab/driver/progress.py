@@ -48,7 +48,7 @@ def make_watch() -> Watch:
     ipython = sys.modules.get("IPython")
     if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         return NotebookView()
-    return LiveView() if sys.stderr.isatty() else PlainLines()
+    return LiveView() if sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal else PlainLines()
 
 
 class TrialProgress:
@@ -299,7 +299,7 @@ class _Display(Watch):
         remaining = f"{self._describe_remaining_time() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         separator = ", " if len(f"{trials}, {remaining}") <= width else "\n"
-        room = max(1, self._console.height - 4 - separator.count("\n"))
+        room = max(1, self._console.height - 5)
         table = Table.grid()
         table.add_column(max_width=width, no_wrap=True)
         table.add_row(Text(f"{trials}{separator}{remaining}"))
