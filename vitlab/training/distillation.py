@@ -205,13 +205,15 @@ class InputAdapter:
         their_std_C11 = per_channel(target.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
         self._shift_C11 = ((mean_C11 - per_channel(target.mean)) / their_std_C11).to(like)
+        self.renormalised = (source.mean, source.std) != (target.mean, target.std)
         self.image = target.info.image
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the images, (B, C, H, W), with the channels and the size of the other model."""
         if self._luma_C11 is not None:
             x_BCHW = (x_BCHW * self._luma_C11).sum(1, keepdim=True)
-        x_BCHW = torch.addcmul(self._shift_C11, x_BCHW, self._scale_C11)
+        if self.renormalised:
+            x_BCHW = torch.addcmul(self._shift_C11, x_BCHW, self._scale_C11)
         if tuple(x_BCHW.shape[-2:]) != self.image:
             # Interpolation weights sum to one, so normalising first gives the same result.
             x_BCHW = F.interpolate(x_BCHW, size=self.image, mode="bilinear", antialias=True, align_corners=False)
