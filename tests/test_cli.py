@@ -1425,8 +1425,9 @@ def test_samples_of_the_reference_are_what_commands_print(
         return replace(trial_of(arm, seed, {"faster": 4e-3}.get(name, 2e-3)), key=trial_of(f"{name} {arm}", seed).key)
 
     monkeypatch.setattr(synthetic_studies, "trial_of", trial_of_study)
+    monkeypatch.chdir(tmp_path)
     for name, values in {"faster": second, "positions": first}.items():
-        plan, store = synthetic_studies.study(tmp_path, values)
+        plan, store = synthetic_studies.study(tmp_path / "vitlab-runs", values)
         plan = replace(plan, study=name)
         for item in plan.trials:
             if values[item.arm][item.seed] is None:
@@ -1434,5 +1435,5 @@ def test_samples_of_the_reference_are_what_commands_print(
                     store.folder(item.trial).mark_failed("the worker ran out of memory", Ending.OOM)
         write_json(store.study(name) / "plan.json", plan.to_json())
     typed, _, printed = text.partition("\n")
-    code, output, err = call(*typed.split()[2:], "--out", tmp_path)
+    code, output, err = call(*typed.split()[2:])
     assert (code, err) == (0, "") and output.strip("\n") == printed.strip("\n")
