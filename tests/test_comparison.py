@@ -469,7 +469,7 @@ def test_collapsed_seeds_stand_beside_what_is_without_them() -> None:
     sound = np.delete(np.subtract(arms["a"], arms["baseline"]), 3)
     assert row["collapsed"] == 1 and row["sound_difference"] == pytest.approx(sound.mean())
     assert row["sound_mean"] == pytest.approx(np.delete(arms["a"], 3).mean())
-    assert "1 seed collapsed, so t is not used; without them 3.0 points above)" in sentences([row])[0]
+    assert "1 seed collapsed, so t is not used; the others are 3.0 points above)" in sentences([row])[0]
 
 
 def test_interval_for_new_images_is_never_absurd() -> None:

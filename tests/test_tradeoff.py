@@ -311,7 +311,7 @@ def test_main_effect_with_collapsed_seeds_has_no_interval(tmp_path: Path) -> Non
     plan, store = study(tmp_path, arms)
     row = rows_of("main_effects", plan, store)[0]
     assert row.low is None and row.p_corrected is not None
-    made, warning = report.collect_report(plan, store), "these numbers include collapsed seeds: 1 of 6 of 11."
+    made, warning = report.collect_report(plan, store), "these numbers include collapsed seeds: 11 (1 of 6)."
     assert any(warning in answer for answer in made.answers)
     for form in ("terminal", "md", "html", "latex", "latex-all"):
         assert str(made.render(form)).count(warning) > 2, form

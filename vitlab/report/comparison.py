@@ -38,7 +38,8 @@ n | int64 | values judged
 mean | float64 | their mean
 sd | float64 | their sample standard deviation; missing for one
 split_sd | float64 | what it would be for equally good models, on a split of this size; needs predictions
-low | float64 | t-interval of the mean, of level 1 - alpha, within the bounds of the metric; needs three values
+low | float64 | t-interval of the mean, of level 1 - alpha, within the bounds of the metric; needs three values, of
+    which none collapsed
 high | float64 | its upper end
 collapsed | int64 | values among them that are far worse than the others, in robust standard deviations
 sound_mean | float64 | the mean without these; missing where there are none
@@ -256,8 +257,8 @@ def _summarize_arm(
         "arm": arm,
         "planned": len(trials),
         **{status: statuses.count(status) for status in STATUSES},
-        "low": mean.low if lowest is None else max(mean.low, lowest),
-        "high": mean.high if highest is None else min(mean.high, highest),
+        "low": NAN if collapsed else mean.low if lowest is None else max(mean.low, lowest),
+        "high": NAN if collapsed else mean.high if highest is None else min(mean.high, highest),
         "split_sd": replicates.split_sd(np.array(of_images)) if len(of_images) > 1 else NAN,
         "collapsed": len(collapsed),
         "sound_mean": float(np.mean(sound)) if collapsed and sound else NAN,

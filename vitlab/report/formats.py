@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import line_width, list_some
 from vitlab.report.page import render_page
-from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column
+from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, NO_BREAK_SPACE, PLUS_MINUS, Column, keep_together
 from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
 
@@ -35,6 +35,7 @@ TEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     '"': "''",
+    NO_BREAK_SPACE: "~",
     "\N{SUPERSCRIPT TWO}": "$^2$",
     DASH: "--",
     MINUS: "$-$",
@@ -44,8 +45,8 @@ _FORMULA = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
 BOLD = " Bold: the best mean, and every mean that no other arm is shown to improve on."
-TEX_WRAP, TEX_WRAPPED = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
-TEX_WIDEST = 100  #: characters of the widest table; scaled to a line, it has letters of 7 points
+TEX_WRAP, TEX_WRAPPED = 26, 0.28  #: characters from which on a column wraps, and its width then, as a share of the line
+TEX_WIDEST = 107  #: characters of the widest table; scaled to a line, it has letters of 7 points
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
 """Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
@@ -83,7 +84,8 @@ def escape_markdown(text: str) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape text for LaTeX."""
-    escaped = "".join(TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", join_lines(text))).replace("\0", "{}")
+    text = keep_together(re.sub(r"-(?=-)", "-\0", join_lines(text)))
+    escaped = "".join(TEX.get(char, char) for char in text).replace("\0", "{}")
     # After two backslashes these would be parsed as its arguments.
     return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
 
@@ -268,18 +270,19 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
         parts = _split_columns(table.columns)
         for number, columns in enumerate(parts, 1):
             rows = zip(*map(_latex_cells, columns), strict=True)
-            caption = f"{table.caption}{BOLD * any(any(column.bold) for column in columns)}"
+            caption = f"{table.caption}{BOLD * any(any(column.bold) for column in table.columns)}"
+            caption = rf"Table~\ref{{tab:{study}-{label}}}, continued." if number > 1 else escape_latex(caption)
             caption += f" Columns, part {number} of {len(parts)}." * (len(parts) > 1)
             lines += [
                 "",
                 r"\begin{table}",
                 r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
-                f"  \\caption{{{escape_latex(caption)}}}",
+                f"  \\caption{{{caption}}}",
                 f"  \\label{{tab:{study}-{label}{f'-{number}' * (number > 1)}}}",
                 r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
                 f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, columns))}@{{}}}}",
                 r"    \toprule",
-                "    " + " & ".join(escape_latex(column.title) for column in columns) + r" \\",
+                "    " + " & ".join(map(_latex_title, columns)) + r" \\",
                 r"    \midrule",
                 *("    " + " & ".join(cells) + r" \\" for cells in rows),
                 r"    \bottomrule",
@@ -295,24 +298,54 @@ def _latex_cells(column: Column) -> Iterator[str]:
 
 
 def _split_columns(columns: Sequence[Column]) -> list[list[Column]]:
-    """Return the columns of each part of a table; every part begins with the first, and no interval begins one."""
-    parts, groups = [[columns[0]]], list[list[Column]]()
+    """Return the columns of each part of a table, with titles in two lines if the table is too wide otherwise.
+
+    Parts are few, and about equally wide.  Each begins with the first column; a difference, its interval, its p value
+    and the verdict stay together.
+    """
+    if _latex_width(columns) > TEX_WIDEST:
+        columns = [replace(column, title=_wrap_title(column)) for column in columns]
+    groups = list[list[Column]]()
     for column in columns[1:]:
-        if "interval" in column.title and groups:
+        if groups and re.search(r"interval|^p\b|^verdict$", column.title):
             groups[-1].append(column)
         else:
             groups.append([column])
-    for group in groups:
-        if len(parts[-1]) > 1 and sum(_latex_width(column) + 2 for column in (*parts[-1], *group)) > TEX_WIDEST:
-            parts.append([columns[0]])
-        parts[-1] += group
-    return parts
+
+    def parts_within(width: int) -> list[list[Column]]:
+        parts = [[columns[0]]]
+        for group in groups:
+            if len(parts[-1]) > 1 and _latex_width([*parts[-1], *group]) > width:
+                parts.append([columns[0]])
+            parts[-1] += group
+        return parts
+
+    fewest = len(parts_within(TEX_WIDEST))
+    return next(parts for width in itertools.count() if len(parts := parts_within(width)) == fewest)
 
 
-def _latex_width(column: Column) -> int:
-    """Return the width of a column in characters."""
-    width = max(map(len, (column.title, *column.cells)))
-    return width if column.right else min(width, TEX_WRAP)
+def _wrap_title(column: Column) -> str:
+    """Return the title of a column in the narrower of one and two lines, if it is wider than the cells."""
+    words = keep_together(column.title).split(" ")
+    if len(column.title) <= max(map(len, column.cells), default=0):
+        return column.title
+    return min(
+        (f"{' '.join(words[:n])}\n{' '.join(words[n:])}".strip() for n in range(len(words))),
+        key=lambda title: max(map(len, title.splitlines())),
+    )
+
+
+def _latex_title(column: Column) -> str:
+    lines = r"\\".join(map(escape_latex, column.title.splitlines()))
+    return rf"\shortstack[{'r' if column.right else 'l'}]{{{lines}}}" if "\n" in column.title else lines
+
+
+def _latex_width(columns: Sequence[Column]) -> int:
+    """Return the width of columns in characters."""
+    widths = [max(map(len, (*column.title.splitlines(), *column.cells))) for column in columns]
+    return sum(
+        2 + (width if column.right else min(width, TEX_WRAP)) for width, column in zip(widths, columns, strict=True)
+    )
 
 
 def _latex_alignment(column: Column) -> str:

@@ -28,7 +28,6 @@ from vitlab.report.phrasing import (
     Scale,
     compared_rows,
     format_seeds,
-    interval_unless_collapsed,
     list_or_count,
     percent,
     truncate_list,
@@ -203,8 +202,7 @@ def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     facts, sign = plan.facts(plan.analysis.metric), 1 if plan.analysis.goal == "max" else -1
     chance, some = {} if facts is None else facts.chance, [row for row in rows if row["n"]]
     for row in some:
-        low, high = interval_unless_collapsed(row)
-        at, level = low if sign > 0 else high, chance.get(row["arm"])
+        at, level = row["low" if sign > 0 else "high"], chance.get(row["arm"])
         if at is None and row["n"] > 1 and not row["collapsed"]:
             at = row["mean"]  # of equal seeds
         if at is None or level is None or sign * (at - level) > 1e-6 * abs(level):  # metrics are of float32
@@ -381,7 +379,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
-    _, decimals = phrasing.mean_and_difference_decimals(rows, scale)
+    decimals = phrasing.decimals_of_arms(rows, scale)
     for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
         if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):

@@ -32,7 +32,7 @@ def render_page(report: Report) -> str:
         "answers": [*others[: phrasing.OVERVIEW_FROM], *folded],
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
         "trials": _table_context(trial_columns(report.trials, report.units)),
-        "judged": f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
+        "judged": f"{analysis.metric} ({analysis.direction}{f', {analysis.at} evaluation' * (report.made is not None)})",
     }
     return fill_template("report.html.j2", values)
 
@@ -42,10 +42,17 @@ def fill_template(name: str, values: Mapping[str, object]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("vitlab", "report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_keep_text_together
+    )
     text = environment.get_template(name).render(values, series=SERIES)
     # What is invalid in HTML, or changes the direction of the text around it.
     return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _keep_text_together(value: object) -> object:
+    """Return a value for a template; text that is no HTML does not wrap within quantities."""
+    return value if hasattr(value, "__html__") or not isinstance(value, str) else phrasing.keep_together(value)
 
 
 def png_address(png: bytes) -> str:

@@ -7,6 +7,7 @@ values), so that a stored report is rendered without pandas.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,16 @@ from vitlab.store.folders import OPEN, STATUSES
 Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
 MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
 LONGEST_LIST = 100  #: characters of the names of more than three arms that a sentence lists
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
+_SPACE_WITHIN = re.compile(
+    rf"(?<=\d) (?=(?:%|points?|m?s|min|h|[kMGT](?:i?B)?)(?!\w))|(?<=\b[pn]) (?=[=<] )|(?<=\b[pn] [=<]) "
+    rf"|(?<={PLUS_MINUS}) |(?<=,) (?=[{MINUS}\d.]+\])"
+)
+"""A space within a quantity: before a unit, about the sign after ``p`` or ``n``, or before the end of an interval."""
 
 
 class Answer(NamedTuple):
@@ -94,6 +101,11 @@ def describe_interval_and_p(
     if row[f"{of}low"] is None or row[f"{of}high"] is None:
         return text
     return f"{interval_name(row['family'], analysis)} {_format_ends(row, of, scale, decimals)}, {text}"
+
+
+def keep_together(text: str) -> str:
+    """Return a text that wraps within no quantity, such as ``95 %``, ``p = 0.03`` or ``[1.2, 3.4]``."""
+    return _SPACE_WITHIN.sub(NO_BREAK_SPACE, text)
 
 
 def truncate_list(sentences: Sequence[str]) -> list[str]:
@@ -206,27 +218,22 @@ def half_width(low: float | None, high: float | None) -> float | None:
 
 def warn_of_collapsed_seeds(rows: Sequence[Row]) -> str:
     """Return a warning that numbers over the seeds of these arms include collapsed ones; empty if there are none."""
-    seeds = [f"{row['collapsed']} of {row['n']} of {row['arm']}" for row in rows if row["collapsed"]]
+    seeds = [f"{row['arm']} ({row['collapsed']} of {row['n']})" for row in rows if row["collapsed"]]
     return f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}." if seeds else ""
 
 
-def interval_unless_collapsed(row: Row) -> tuple[float | None, float | None]:
-    """Return the interval of an arm's mean; None where seeds collapsed, because none by t holds then."""
-    return (None, None) if row["collapsed"] else (row["low"], row["high"])
+def decimals_of_arms(rows: Sequence[Row], scale: Scale) -> int:
+    """Return the number of decimals of means and differences, of their deviations and of their intervals.
 
-
-def mean_and_difference_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
-    """Return the number of decimals of means, their deviations and intervals, and of differences.
-
-    Means have no fewer than differences, so that a reader can subtract them, and one more if an end of an interval
-    would be 0.
+    It is one number, so that a reader can subtract means, and one more if an end of the interval of a mean would be 0.
     """
-    intervals = [interval_unless_collapsed(row) for row in rows]
-    own = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
+    intervals = [(row["low"], row["high"]) for row in rows]
+    decimals = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
     widths = [half_width(row["difference_low"], row["difference_high"]) for row in rows]
-    apart = scale.decimals_for_intervals(widths) if any(widths) else own
-    own = max(own, apart)
-    return own + any(scale.end(end, own) != scale.number(end, own) for ends in intervals for end in ends if end), apart
+    decimals = max(decimals, scale.decimals_for_intervals(widths) if any(widths) else 0)
+    return decimals + any(
+        scale.end(end, decimals) != scale.number(end, decimals) for ends in intervals for end in ends if end
+    )
 
 
 def format_p_value(p: float | None, alpha: float) -> str:
@@ -353,7 +360,7 @@ def _sign_flip_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {describe_above_or_below(row['sound_difference'], scale, decimals)}"
+        clause += f"; the others are {describe_above_or_below(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -381,7 +388,7 @@ def describe_arm_result(row: Row, analysis: Analysis, scale: Scale, decimals: in
     if row["collapsed"]:
         sentence += f" ({row['collapsed']} of {format_count(row['n'], 'seed')} collapsed, so no interval holds"
         sound = row["sound_mean"]
-        return f"{sentence}{'' if sound is None else f'; {scale.number(sound, decimals)} without them'})."
+        return f"{sentence}{'' if sound is None else f'; the others reach {scale.number(sound, decimals)}'})."
     if row["n"] == 2:
         return f"{sentence} ({_two_seeds_clause(row['mean'], row['sd'], scale, decimals)})."
     if row["low"] is None:
@@ -401,16 +408,16 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     The last answer names the others.
     """
     compared = compared_rows(rows)
-    own, apart = mean_and_difference_decimals(rows, scale)
+    decimals = decimals_of_arms(rows, scale)
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
     answers = [
         Answer(
-            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart),
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, decimals),
             row["verdict"],
             row,
         )
         if compared
-        else Answer(describe_arm_result(row, analysis, scale, own))
+        else Answer(describe_arm_result(row, analysis, scale, decimals))
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
@@ -430,7 +437,7 @@ def merge_unclear_answers(
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"]].append(row)
     hidden, folded = list[str](), list[Answer]()
-    _, decimals = mean_and_difference_decimals(rows, scale)
+    decimals = decimals_of_arms(rows, scale)
     for (baseline, family), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]

@@ -120,9 +120,9 @@ class Report:
         """Return the table of a section; None if it has none, or found nothing."""
         part, rows = all_sections()[name], self.sections.get(name, ())
         table = part.table(rows, self) if rows or not part.row else None
-        warning = phrasing.warn_of_collapsed_seeds(self.arms)
-        if table is None or not part.of_seeds or not warning:
+        if table is None or not part.of_seeds or not any(row["collapsed"] for row in self.arms):
             return table
+        warning = "Warning: these numbers include collapsed seeds."
         return replace(table, caption=f"{table.caption} {warning}", caveat=f"{table.caveat} {warning}".strip())
 
     def to_json(self) -> dict[str, Any]:

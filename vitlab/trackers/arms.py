@@ -63,14 +63,13 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     by_arm = {row["arm"]: row for row in rows}
     baselines = {row["baseline"] for row in rows}
     scale = Scale.of(plan.analysis.metric, plan.units)
-    of_mean, of_difference = phrasing.mean_and_difference_decimals(rows, scale)
-    decimals = dict.fromkeys(COLUMNS[:3], of_difference) | dict.fromkeys(COLUMNS[3:6], of_mean) | {"sd": of_mean + 1}
+    of_arms = phrasing.decimals_of_arms(rows, scale)
+    decimals = dict.fromkeys(COLUMNS[:6], of_arms) | {"sd": of_arms + 1}
     answers = phrasing.answer_per_arm(rows, plan.analysis, scale)
     compared = {answer.row["arm"]: answer.sentence for answer in answers if answer.row}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = dict(by_arm[arm.name])
         row["p_adjusted"] = row["p_corrected"]
-        row["low"], row["high"] = phrasing.interval_unless_collapsed(row)
         role = BASELINE if arm.name in baselines else records.ABSENT
         verdict = format_verdict(row) or role if _ended_rows([row]) else NOT_RUN
         points: dict[str, float] = {}
@@ -79,7 +78,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
             if value is not None and math.isfinite(float(value)):
                 text = scale.end(value, decimals[name]) if name in decimals else f"{value:.4g}"
                 points[name] = float(text.replace(phrasing.MINUS, "-"))
-        sentence = compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_mean)
+        sentence = compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_arms)
         if "exploratory" in verdict and "exploratory" not in sentence:
             sentence = f"exploratory: {sentence}"
         tags = {

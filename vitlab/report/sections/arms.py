@@ -33,7 +33,6 @@ from vitlab.report.phrasing import (
     compared_rows,
     describe_baseline,
     format_p_value,
-    interval_unless_collapsed,
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
@@ -79,7 +78,7 @@ class Arms(Section[Row]):
             of_means, *of_differences = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False).ravel()
             for name, place in places.items():
                 draw_seeds(of_means, place, [scale.factor * value for value in values[name].values()])
-            means = [Mark(places[row["arm"]], row["mean"], *interval_unless_collapsed(row), INK, INK) for row in rows]
+            means = [Mark(places[row["arm"]], row["mean"], row["low"], row["high"], INK, INK) for row in rows]
             draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
             title = scale.title + ", best" * (plan.analysis.at == "best")
             of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38 if of_differences else 76))
@@ -117,7 +116,7 @@ class Comparisons(Section[Row]):
         if not compared:
             return None
         scale, alpha = report.scale, report.analysis.alpha
-        _, apart = phrasing.mean_and_difference_decimals(report.arms, scale)
+        decimals = phrasing.decimals_of_arms(report.arms, scale)
         column = Columns(compared)
         table = [
             column.text_column("arm"),
@@ -127,10 +126,10 @@ class Comparisons(Section[Row]):
             column("p", lambda row: format_p_value(row["p"], alpha)),
             column(
                 "interval with new images",
-                lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
+                lambda row: scale.interval(row["new_images_low"], row["new_images_high"], decimals),
             ),
             column("lost seeds", lambda row: str(row["lost"])),
-            column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
+            column("difference with chance", lambda row: scale.number(row["chance_difference"], decimals, sign=True)),
             column("p with chance", lambda row: format_p_value(row["chance_p"], alpha)),
         ]
         informative = [one for one in table if not set(one.cells) <= {DASH, "0"}]
@@ -152,7 +151,7 @@ class Comparisons(Section[Row]):
 def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[Column]:
     """Return the table of the arms that have begun: mean, difference from the baseline, verdict, cost."""
     rows = phrasing.started_rows(rows)
-    own, apart = phrasing.mean_and_difference_decimals(rows, scale)
+    decimals = phrasing.decimals_of_arms(rows, scale)
     title = f"{scale.title}{' at best' * (analysis.at == 'best')}"
     title += f" {PLUS_MINUS} sd" * any(row["sd"] is not None for row in rows)
     column, level = Columns(rows), phrasing.percent(1 - analysis.alpha)
@@ -163,13 +162,15 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
     table = [
         _arm_column(rows, {}, rows),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 3),
-        replace(column(title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own), 1), bold=_near_best(rows)),
-        column(f"{level} interval of mean", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
+        replace(
+            column(title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], decimals), 1), bold=_near_best(rows)
+        ),
+        column(f"{level} interval of mean", lambda row: scale.interval(row["low"], row["high"], decimals), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
 
         def collapsed(row: Row) -> str:
-            without = f" ({scale.number(row['sound_mean'], own)} without)" if row["sound_mean"] is not None else ""
+            without = f" ({scale.number(row['sound_mean'], decimals)} without)" if row["sound_mean"] is not None else ""
             return f"{row['collapsed']}/{row['n']}{without}"
 
         table.append(column("collapsed", collapsed, rank=3))
@@ -185,10 +186,10 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
             return f"{text} (of {row['family']})" if len(families) > 1 and text != DASH else text
 
         table += [
-            difference("difference", lambda row: scale.number(row["difference"], apart, sign=True)),
+            difference("difference", lambda row: scale.number(row["difference"], decimals, sign=True)),
             difference(
                 phrasing.interval_name(families[-1], analysis),
-                lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
+                lambda row: scale.interval(row["difference_low"], row["difference_high"], decimals),
                 rank=1,
             ),
             difference("p (adjusted)" if is_adjusted else "p", p, rank=4),
@@ -197,7 +198,9 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[C
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{replace(scale, metric=test).title}, mean {PLUS_MINUS} sd"
-        table.append(column(title, lambda row: scale.mean_with_sd(row.get(test), row.get(f"{test}_sd"), own), rank=7))
+        table.append(
+            column(title, lambda row: scale.mean_with_sd(row.get(test), row.get(f"{test}_sd"), decimals), rank=7)
+        )
     costs = [
         _parameters(rows),
         column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=10),
@@ -209,19 +212,19 @@ def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
     rows, analysis = phrasing.started_rows(report.arms), report.analysis
     scale, counts = report.scale, {row["n"] for row in rows}
-    own, apart = phrasing.mean_and_difference_decimals(rows, scale)
+    decimals = phrasing.decimals_of_arms(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:
-        text = "" if row["baseline"] is None else scale.number(row["difference"], apart, sign=True)
+        text = "" if row["baseline"] is None else scale.number(row["difference"], decimals, sign=True)
         if row["difference_low"] is None:
             return text
-        return f"{text} {scale.interval(row['difference_low'], row['difference_high'], apart)}"
+        return f"{text} {scale.interval(row['difference_low'], row['difference_high'], decimals)}"
 
     column, table = Columns(rows), [_arm_column(rows, labels, rows)]
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
-    means = column(scale.title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own))
+    means = column(scale.title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], decimals))
     table.append(replace(means, bold=_near_best(rows)))
     seeds = format_count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
@@ -272,7 +275,7 @@ def format_verdict(row: Row) -> str:
 def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) -> str:
     interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
-    text += interval * any(interval_unless_collapsed(row)[0] is not None for row in rows)
+    text += interval * any(row["low"] is not None for row in rows)
     if not compared:
         return f"Of every arm {text}."
     text = f"First {text}, then the difference from {describe_baseline(row['baseline'] for row in compared)}"

@@ -20,11 +20,10 @@ from vitlab.report.phrasing import (
     Column,
     Columns,
     compared_rows,
+    decimals_of_arms,
     describe_baseline,
     difference_columns,
     interval_name,
-    interval_unless_collapsed,
-    mean_and_difference_decimals,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import draw_effects
@@ -114,11 +113,11 @@ class Crossed(Section[Cell]):
             for levels, arm in grid.arms.items():
                 first, second = (f"{path}={level}" for path, level in zip(plan.paths, levels, strict=True))
                 if row := rows.get(arm.name):
-                    yield Cell(first, second, arm.name, row["mean"], *interval_unless_collapsed(row))
+                    yield Cell(first, second, arm.name, row["mean"], row["low"], row["high"])
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
         scale, labels = report.scale, shorten_change_paths(rows)
-        decimals, _ = mean_and_difference_decimals(report.arms, scale)
+        decimals = decimals_of_arms(report.arms, scale)
         cells = {}
         for row in rows:
             text = f"{scale.number(row.mean, decimals)} {scale.interval(row.low, row.high, decimals)}"
@@ -189,8 +188,8 @@ class Interactions(Section[Interaction]):
         verdicts = ["shown" * is_shown(row, findings.plan.analysis) for row in rows]
         return Drawing(
             draw_effects(effects, verdicts, "difference of differences", findings.scale),
-            "Difference that two changes make together minus the sum of their single differences, with its "
-            f"{interval_name(rows[0].family, findings.plan.analysis)}; a filled dot is an interaction that is shown.",
+            f"Every interaction with its {interval_name(rows[0].family, findings.plan.analysis)}; a filled dot is one "
+            "that is shown.",
         )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:

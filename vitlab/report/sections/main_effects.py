@@ -23,7 +23,7 @@ from vitlab.report.phrasing import (
     truncate_list,
 )
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.report.sections.arms import DOTS, draw_effects
+from vitlab.report.sections.arms import draw_effects
 from vitlab.report.sections.interactions import Grid, is_shown, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
@@ -91,10 +91,7 @@ class MainEffects(Section[MainEffect]):
         verdicts = [row.verdict for row in rows]
         figure = draw_effects(effects, verdicts, "difference from the baseline", findings.scale)
         interval = interval_name(rows[0].family, findings.plan.analysis)
-        return Drawing(
-            figure,
-            f"{_describe_difference(rows)}, averaged over the other factors, with its {interval}; {DOTS}.",
-        )
+        return Drawing(figure, f"Every main effect with its {interval}; dots are as in the figure of the arms.")
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
         column, labels = Columns(rows), shorten_change_paths(rows)
@@ -108,14 +105,10 @@ class MainEffects(Section[MainEffect]):
         ]
         return Table(
             columns,
-            f"{_describe_difference(rows)}, averaged over the settings of the other factors that have both, at the n "
+            f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, averaged over the settings of the other factors that have both, at the n "
             f"seeds that all of their arms have; other seeds are left out. {CAVEAT}",
             CAVEAT,
         )
-
-
-def _describe_difference(rows: Sequence[MainEffect]) -> str:
-    return f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}"
 
 
 def factor_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[Answer]:
