@@ -46,6 +46,7 @@ _FORMULA = tuple(
 )
 BOLD = " Bold: the best mean, and every mean that no other arm is shown to improve on."
 TEX_WRAP, TEX_WRAPPED = 26, 0.28  #: characters from which on a column wraps, and its width then, as a share of the line
+TEX_TITLE = 13  #: characters into which the titles of a wide table are wrapped where cells are not longer
 TEX_WIDEST = 107  #: characters of the widest table; scaled to a line, it has letters of 7 points
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
@@ -276,9 +277,9 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
             lines += [
                 "",
                 r"\begin{table}",
-                r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
+                r"  \centering\footnotesize\setlength{\tabcolsep}{3.5pt}",
                 f"  \\caption{{{caption}}}",
-                f"  \\label{{tab:{study}-{label}{f'-{number}' * (number > 1)}}}",
+                f"  \\label{{tab:{study}-{label}{f'-{number}' * (number > 1)}}}\\smallskip",
                 r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
                 f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, columns))}@{{}}}}",
                 r"    \toprule",
@@ -298,41 +299,27 @@ def _latex_cells(column: Column) -> Iterator[str]:
 
 
 def _split_columns(columns: Sequence[Column]) -> list[list[Column]]:
-    """Return the columns of each part of a table, with titles in two lines if the table is too wide otherwise.
+    """Return the columns of each part of a table, with titles in several lines if the table is too wide otherwise.
 
-    Parts are few, and about equally wide.  Each begins with the first column; a difference, its interval, its p value
-    and the verdict stay together.
+    Each part begins with the first column.  A difference, its interval, its p value and the verdict stay together, and
+    costs stand beside other columns.
     """
     if _latex_width(columns) > TEX_WIDEST:
-        columns = [replace(column, title=_wrap_title(column)) for column in columns]
-    groups = list[list[Column]]()
+        columns = [
+            replace(column, title=_wrap(keep_together(column.title), max(TEX_TITLE, *map(len, column.cells))))
+            for column in columns
+        ]
+    parts, groups = [[columns[0]]], list[list[Column]]()
     for column in columns[1:]:
-        if groups and re.search(r"interval|^p\b|^verdict$", column.title):
+        if groups and re.search(r"interval|^p\b|^(verdict|parameters|MACs)$", column.title):
             groups[-1].append(column)
         else:
             groups.append([column])
-
-    def parts_within(width: int) -> list[list[Column]]:
-        parts = [[columns[0]]]
-        for group in groups:
-            if len(parts[-1]) > 1 and _latex_width([*parts[-1], *group]) > width:
-                parts.append([columns[0]])
-            parts[-1] += group
-        return parts
-
-    fewest = len(parts_within(TEX_WIDEST))
-    return next(parts for width in itertools.count() if len(parts := parts_within(width)) == fewest)
-
-
-def _wrap_title(column: Column) -> str:
-    """Return the title of a column in the narrower of one and two lines, if it is wider than the cells."""
-    words = keep_together(column.title).split(" ")
-    if len(column.title) <= max(map(len, column.cells), default=0):
-        return column.title
-    return min(
-        (f"{' '.join(words[:n])}\n{' '.join(words[n:])}".strip() for n in range(len(words))),
-        key=lambda title: max(map(len, title.splitlines())),
-    )
+    for group in groups:
+        if len(parts[-1]) > 1 and _latex_width([*parts[-1], *group]) > TEX_WIDEST:
+            parts.append([columns[0]])
+        parts[-1] += group
+    return parts
 
 
 def _latex_title(column: Column) -> str:

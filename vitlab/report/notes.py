@@ -379,7 +379,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
-    decimals = phrasing.decimals_of_arms(rows, scale)
+    _, decimals = phrasing.table_and_sentence_decimals(rows, scale)
     for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
         if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):

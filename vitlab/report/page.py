@@ -24,15 +24,13 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
-    analysis = report.analysis
-    others, folded = phrasing.merge_unclear_answers(report.all_answers, report.arms, analysis, report.scale)
+    others, folded = phrasing.merge_unclear_answers(report.all_answers, report.arms, report.analysis, report.scale)
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,
         "answers": [*others[: phrasing.OVERVIEW_FROM], *folded],
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
         "trials": _table_context(trial_columns(report.trials, report.units)),
-        "judged": f"{analysis.metric} ({analysis.direction}{f', {analysis.at} evaluation' * (report.made is not None)})",
     }
     return fill_template("report.html.j2", values)
 
@@ -43,16 +41,16 @@ def fill_template(name: str, values: Mapping[str, object]) -> str:
 
     loader = PackageLoader("vitlab", "report")
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_keep_text_together
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        # Other values are numbers and HTML, of which the type is Markup.
+        finalize=lambda value: phrasing.keep_together(value) if type(value) is str else value,
     )
     text = environment.get_template(name).render(values, series=SERIES)
     # What is invalid in HTML, or changes the direction of the text around it.
     return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def _keep_text_together(value: object) -> object:
-    """Return a value for a template; text that is no HTML does not wrap within quantities."""
-    return value if hasattr(value, "__html__") or not isinstance(value, str) else phrasing.keep_together(value)
 
 
 def png_address(png: bytes) -> str:
@@ -95,13 +93,12 @@ def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[s
             images[image.heading].append((png_address(image.file.read_bytes()), image.caption))
     return {
         "name": name,
-        "heading": part.heading,
-        "about": part.about,
-        "caption": table.caption if table else "",
+        "section": part,
+        "caption": table and table.caption,
         "table": table and _table_context(table.columns),
         "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
         "panels": drawing and Markup(stacked_panels_svg(drawing, name)),
-        "figure_caption": drawing and drawing.caption,
+        "drawing": drawing,
         "images": images,
     }
 

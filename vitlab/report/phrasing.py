@@ -28,8 +28,8 @@ MAX_LISTED = 12  #: notes of one kind that are listed one by one
 LONGEST_LIST = 100  #: characters of the names of more than three arms that a sentence lists
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 _SPACE_WITHIN = re.compile(
-    rf"(?<=\d) (?=(?:%|points?|m?s|min|h|[kMGT](?:i?B)?)(?!\w))|(?<=\b[pn]) (?=[=<] )|(?<=\b[pn] [=<]) "
-    rf"|(?<={PLUS_MINUS}) |(?<=,) (?=[{MINUS}\d.]+\])"
+    rf"(?<=\d) (?=(?:%|m?s|min|h|[kMGT](?:i?B)?)(?!\w))|(?<=\b[pn]) (?=[=<] )|(?<=\b[pn] [=<]) "
+    rf"|(?<={PLUS_MINUS}) (?=[\d.]|sd\b)|(?<=,) (?=[{MINUS}\d.]+\])"
 )
 """A space within a quantity: before a unit, about the sign after ``p`` or ``n``, or before the end of an interval."""
 
@@ -97,7 +97,8 @@ def describe_interval_and_p(
     """Return the p value of a row with a ``family``, after the interval ``OFlow`` to ``OFhigh`` if there is one."""
     if row[p] is None:
         return "too few values to judge that by"
-    text = f"p {format_p_equation(row[p], analysis.alpha)}"
+    text = format_p_value(row[p], analysis.alpha)
+    text = f"p {text}" if text.startswith("<") else f"p = {text}"
     if row[f"{of}low"] is None or row[f"{of}high"] is None:
         return text
     return f"{interval_name(row['family'], analysis)} {_format_ends(row, of, scale, decimals)}, {text}"
@@ -222,18 +223,18 @@ def warn_of_collapsed_seeds(rows: Sequence[Row]) -> str:
     return f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}." if seeds else ""
 
 
-def decimals_of_arms(rows: Sequence[Row], scale: Scale) -> int:
-    """Return the number of decimals of means and differences, of their deviations and of their intervals.
+def table_and_sentence_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
+    """Return the number of decimals of all numbers of a table of arms, and of differences in sentences.
 
-    It is one number, so that a reader can subtract means, and one more if an end of the interval of a mean would be 0.
+    A table has one number, so that a reader can subtract its means, and one more if an end of the interval of a mean
+    would be 0.
     """
     intervals = [(row["low"], row["high"]) for row in rows]
-    decimals = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
+    own = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
     widths = [half_width(row["difference_low"], row["difference_high"]) for row in rows]
-    decimals = max(decimals, scale.decimals_for_intervals(widths) if any(widths) else 0)
-    return decimals + any(
-        scale.end(end, decimals) != scale.number(end, decimals) for ends in intervals for end in ends if end
-    )
+    apart = scale.decimals_for_intervals(widths) if any(widths) else own
+    own = max(own, apart)
+    return own + any(scale.end(end, own) != scale.number(end, own) for ends in intervals for end in ends if end), apart
 
 
 def format_p_value(p: float | None, alpha: float) -> str:
@@ -408,16 +409,16 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     The last answer names the others.
     """
     compared = compared_rows(rows)
-    decimals = decimals_of_arms(rows, scale)
+    own, apart = table_and_sentence_decimals(rows, scale)
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
     answers = [
         Answer(
-            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, decimals),
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart),
             row["verdict"],
             row,
         )
         if compared
-        else Answer(describe_arm_result(row, analysis, scale, decimals))
+        else Answer(describe_arm_result(row, analysis, scale, own))
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
@@ -437,7 +438,7 @@ def merge_unclear_answers(
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"]].append(row)
     hidden, folded = list[str](), list[Answer]()
-    decimals = decimals_of_arms(rows, scale)
+    _, decimals = table_and_sentence_decimals(rows, scale)
     for (baseline, family), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]
@@ -493,12 +494,6 @@ def _no_test_clause(row: Row) -> str:
         cause = "tuned arms" if row["choice_sd"] else "other splits"
         return f"collapsed seeds of {cause} leave no test"
     return "there are too few values, or none that differ,"
-
-
-def format_p_equation(p: float | None, alpha: float) -> str:
-    """Format a p value after its name: ``= 0.034`` or ``< 0.001``."""
-    text = format_p_value(p, alpha)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def _correction_clause(row: Row, analysis: Analysis) -> str:

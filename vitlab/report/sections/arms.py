@@ -116,7 +116,7 @@ class Comparisons(Section[Row]):
         if not compared:
             return None
         scale, alpha = report.scale, report.analysis.alpha
-        decimals = phrasing.decimals_of_arms(report.arms, scale)
+        decimals, _ = phrasing.table_and_sentence_decimals(report.arms, scale)
         column = Columns(compared)
         table = [
             column.text_column("arm"),
@@ -151,7 +151,7 @@ class Comparisons(Section[Row]):
 def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[Column]:
     """Return the table of the arms that have begun: mean, difference from the baseline, verdict, cost."""
     rows = phrasing.started_rows(rows)
-    decimals = phrasing.decimals_of_arms(rows, scale)
+    decimals, _ = phrasing.table_and_sentence_decimals(rows, scale)
     title = f"{scale.title}{' at best' * (analysis.at == 'best')}"
     title += f" {PLUS_MINUS} sd" * any(row["sd"] is not None for row in rows)
     column, level = Columns(rows), phrasing.percent(1 - analysis.alpha)
@@ -212,7 +212,7 @@ def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
     rows, analysis = phrasing.started_rows(report.arms), report.analysis
     scale, counts = report.scale, {row["n"] for row in rows}
-    decimals = phrasing.decimals_of_arms(rows, scale)
+    decimals, _ = phrasing.table_and_sentence_decimals(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:

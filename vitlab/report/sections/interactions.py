@@ -20,10 +20,10 @@ from vitlab.report.phrasing import (
     Column,
     Columns,
     compared_rows,
-    decimals_of_arms,
     describe_baseline,
     difference_columns,
     interval_name,
+    table_and_sentence_decimals,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import draw_effects
@@ -117,7 +117,7 @@ class Crossed(Section[Cell]):
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
         scale, labels = report.scale, shorten_change_paths(rows)
-        decimals = decimals_of_arms(report.arms, scale)
+        decimals, _ = table_and_sentence_decimals(report.arms, scale)
         cells = {}
         for row in rows:
             text = f"{scale.number(row.mean, decimals)} {scale.interval(row.low, row.high, decimals)}"
@@ -133,7 +133,8 @@ class Crossed(Section[Cell]):
             for second in seconds
         ]
         interval = f" with its {interval_name(1, report.analysis)}" * any(row.low is not None for row in rows)
-        caption = f"Mean {scale.title} of every arm{interval}, by {join_paths(labels)}."
+        paths = dict.fromkeys(change.partition("=")[0] for change in labels)
+        caption = f"Mean {scale.title} of every arm{interval}, by {' and '.join(paths)}."
         if compared_rows(report.arms):
             caption += f" Arms are compared with {describe_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
@@ -203,8 +204,8 @@ class Interactions(Section[Interaction]):
         return Table(
             columns,
             f"Difference that two changes from {'; '.join(dict.fromkeys(row.against for row in rows))} make together, "
-            "minus the sum of their single differences, at the n seeds that all four arms have; other seeds are left "
-            f"out. {CAVEAT}",
+            "minus the sum of their single differences, at the n seeds that all four arms have. "
+            f"{CAVEAT}",
             CAVEAT,
         )
 
@@ -219,11 +220,6 @@ def shorten_change_paths(rows: Iterable[Any]) -> dict[str, str]:
     parts = {change: change.partition("=") for row in rows for change in map(vars(row).get, row.changes)}
     short = short_names([path for path, *_ in parts.values()])
     return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
-
-
-def join_paths(changes: Iterable[str]) -> str:
-    """Return the paths of changes ``path=value``."""
-    return " and ".join(dict.fromkeys(change.partition("=")[0] for change in changes))
 
 
 def judge_averages(results: StudyResults, arm_groups: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:

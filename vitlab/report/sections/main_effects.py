@@ -103,10 +103,11 @@ class MainEffects(Section[MainEffect]):
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
             column.text_column("verdict"),
         ]
+        against = ", ".join(dict.fromkeys(labels[row.against] for row in rows))
         return Table(
             columns,
-            f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, averaged over the settings of the other factors that have both, at the n "
-            f"seeds that all of their arms have; other seeds are left out. {CAVEAT}",
+            f"Difference of each level from the baseline's, {against}, averaged over the settings of the other factors "
+            f"that have both, at the n seeds that all of their arms have. {CAVEAT}",
             CAVEAT,
         )
 
