@@ -1435,7 +1435,7 @@ def test_latex_fits_paper_width(tmp_path):
         return float(TextPath((0, 0), text, prop=font).get_extents().width) if text else 0.0
 
     plan, store = _grid(tmp_path)
-    (layout, rows), (_, effects), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
+    (layout, rows), (_, crossed), (_, effects) = _latex_tables(latex := text_of(plan, store, "latex"))
     assert {cells[-1].strip() for cells in effects[1:]} <= {"better", "worse", "cannot tell"}
     assert {cells[0].strip() for cells in crossed} == {"position", "none", "learned", "sincos2d"}
     assert r"\label{tab:positions-means-of-the-grid}" in latex

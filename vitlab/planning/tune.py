@@ -6,7 +6,6 @@ the plan under the key of the arm without the tuned knobs, and is reused until t
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -175,8 +174,7 @@ def decide_tuning(tuning: Tuning, result_of: Callable[[Trial], TrialResult | Non
         finite = [score for score in scores if score is not None]
         score = sum(finite) / len(finite) if len(finite) == len(results) else None
         wall_s = sum(result.circumstances.wall_s for result in results)
-        sd = None if score is None or len(finite) < 2 else statistics.stdev(finite)
-        rivals.append(replace(rival, score=score, sd=sd, wall_s=wall_s))
+        rivals.append(replace(rival, score=score, wall_s=wall_s))
     scored = replace(tuning, rivals=tuple(rivals))
     if reported and tuning.select not in reported:
         names = ", ".join(sorted(reported))

@@ -90,7 +90,6 @@ class Rival:
     values: Values  #: path to value
     trials: tuple[Planned, ...]
     score: float | None = None  #: mean over the trials; None until all have ended, or if one diverged
-    sd: float | None = None  #: standard deviation over the trials, with the score; None for one trial
     wall_s: float = 0.0  #: total time of the trials, in seconds
 
 

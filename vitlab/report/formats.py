@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import line_width, list_some
 from vitlab.report.page import render_page
-from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, NO_BREAK_SPACE, PLUS_MINUS, Column, keep_together
+from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column, keep_together
 from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
 
@@ -35,7 +35,7 @@ TEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     '"': "''",
-    NO_BREAK_SPACE: "~",
+    "\N{NO-BREAK SPACE}": "~",
     "\N{SUPERSCRIPT TWO}": "$^2$",
     DASH: "--",
     MINUS: "$-$",
@@ -269,16 +269,15 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
         parts = _split_columns(table.columns)
+        caption = escape_latex(f"{table.caption}{BOLD * any(any(column.bold) for column in table.columns)}")
         for number, columns in enumerate(parts, 1):
             rows = zip(*map(_latex_cells, columns), strict=True)
-            caption = f"{table.caption}{BOLD * any(any(column.bold) for column in table.columns)}"
-            caption = rf"Table~\ref{{tab:{study}-{label}}}, continued." if number > 1 else escape_latex(caption)
-            caption += f" Columns, part {number} of {len(parts)}." * (len(parts) > 1)
+            part = f" Columns, part {number} of {len(parts)}." * (len(parts) > 1)
             lines += [
                 "",
                 r"\begin{table}",
                 r"  \centering\footnotesize\setlength{\tabcolsep}{3.5pt}",
-                f"  \\caption{{{caption}}}",
+                f"  \\caption{{{caption}{part}}}",
                 f"  \\label{{tab:{study}-{label}{f'-{number}' * (number > 1)}}}\\smallskip",
                 r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
                 f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, columns))}@{{}}}}",
@@ -290,6 +289,7 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
                 r"  \end{tabular}}",
                 r"\end{table}",
             ]
+            caption = rf"Table~\ref{{tab:{study}-{label}}}, continued."
     return "\n".join(lines) + "\n"
 
 
@@ -304,19 +304,18 @@ def _split_columns(columns: Sequence[Column]) -> list[list[Column]]:
     Each part begins with the first column.  A difference, its interval, its p value and the verdict stay together, and
     costs stand beside other columns.
     """
-    if _latex_width(columns) > TEX_WIDEST:
+    if sum(map(_latex_width, columns)) > TEX_WIDEST:
         columns = [
             replace(column, title=_wrap(keep_together(column.title), max(TEX_TITLE, *map(len, column.cells))))
             for column in columns
         ]
     parts, groups = [[columns[0]]], list[list[Column]]()
     for column in columns[1:]:
-        if groups and re.search(r"interval|^p\b|^(verdict|parameters|MACs)$", column.title):
-            groups[-1].append(column)
-        else:
-            groups.append([column])
+        if not groups or not re.search(r"interval|^p\b|^(verdict|parameters|MACs)$", column.title):
+            groups.append([])
+        groups[-1].append(column)
     for group in groups:
-        if len(parts[-1]) > 1 and _latex_width([*parts[-1], *group]) > TEX_WIDEST:
+        if len(parts[-1]) > 1 and sum(map(_latex_width, (*parts[-1], *group))) > TEX_WIDEST:
             parts.append([columns[0]])
         parts[-1] += group
     return parts
@@ -327,12 +326,10 @@ def _latex_title(column: Column) -> str:
     return rf"\shortstack[{'r' if column.right else 'l'}]{{{lines}}}" if "\n" in column.title else lines
 
 
-def _latex_width(columns: Sequence[Column]) -> int:
-    """Return the width of columns in characters."""
-    widths = [max(map(len, (*column.title.splitlines(), *column.cells))) for column in columns]
-    return sum(
-        2 + (width if column.right else min(width, TEX_WRAP)) for width, column in zip(widths, columns, strict=True)
-    )
+def _latex_width(column: Column) -> int:
+    """Return the width of a column in characters, with the space beside it."""
+    width = max(map(len, (*column.title.splitlines(), *column.cells)))
+    return 2 + (width if column.right else min(width, TEX_WRAP))
 
 
 def _latex_alignment(column: Column) -> str:
@@ -344,11 +341,10 @@ def _latex_alignment(column: Column) -> str:
 
 def _tables_by_section(report: Report, *names: str) -> dict[str, Table]:
     """Return the tables of some sections by label, each with its heading in the caption."""
-    tables = {all_sections()[name].heading: report.table(name) for name in names}
     return {
-        heading.lower().replace(" ", "-"): Table(table.columns, f"{heading}. {table.caption}")
-        for heading, table in tables.items()
-        if table
+        part.heading.lower().replace(" ", "-"): Table(table.columns, f"{part.heading}. {table.caption}")
+        for name, part in all_sections().items()
+        if name in names and (table := report.table(name))
     }
 
 

@@ -22,7 +22,6 @@ from vitlab.store.folders import OPEN, STATUSES
 Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
 MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
-NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
 LONGEST_LIST = 100  #: characters of the names of more than three arms that a sentence lists
@@ -97,8 +96,7 @@ def describe_interval_and_p(
     """Return the p value of a row with a ``family``, after the interval ``OFlow`` to ``OFhigh`` if there is one."""
     if row[p] is None:
         return "too few values to judge that by"
-    text = format_p_value(row[p], analysis.alpha)
-    text = f"p {text}" if text.startswith("<") else f"p = {text}"
+    text = f"p = {format_p_value(row[p], analysis.alpha)}".replace("= <", "<")
     if row[f"{of}low"] is None or row[f"{of}high"] is None:
         return text
     return f"{interval_name(row['family'], analysis)} {_format_ends(row, of, scale, decimals)}, {text}"
@@ -106,7 +104,7 @@ def describe_interval_and_p(
 
 def keep_together(text: str) -> str:
     """Return a text that wraps within no quantity, such as ``95 %``, ``p = 0.03`` or ``[1.2, 3.4]``."""
-    return _SPACE_WITHIN.sub(NO_BREAK_SPACE, text)
+    return _SPACE_WITHIN.sub("\N{NO-BREAK SPACE}", text)
 
 
 def truncate_list(sentences: Sequence[str]) -> list[str]:

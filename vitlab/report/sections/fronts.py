@@ -108,7 +108,6 @@ class Fronts(Section[Front]):
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
         signs |= {row["baseline"]: ("o", INK) for row in findings.arms if row["baseline"] in arms}  # as in curves
         labels, handles = wrapped_labels(arms, 30), {}
-        intervals = {row["arm"]: (row["low"], row["high"]) for row in findings.arms if row["low"] is not None}
         with apply_style():
             figure = empty_figure(WIDTH, 3.2 + 0.2 * (1 + len(arms) // LEGEND_COLUMNS))
             panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -118,8 +117,6 @@ class Fronts(Section[Front]):
                 axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, zorder=1)
                 for row, place in at.items():
                     marker, colour = signs.get(row.arm, ("o", GREY))
-                    ends = [scale.factor * end for end in intervals.get(row.arm, ())]
-                    axes.plot([row.value] * len(ends), ends, color=colour, linewidth=0.8, alpha=0.4)
                     fill = colour if row.on_front else "none"  # marks of equal results are seen through each other
                     (handles[row.arm],) = axes.plot(
                         *place, marker, color=colour, markerfacecolor=fill, alpha=0.7, label=labels.get(row.arm)
@@ -133,8 +130,8 @@ class Fronts(Section[Front]):
             panels[0].set_ylabel(scale.title)
             figure.legend(handles=[handles[arm] for arm in arms], loc="outside lower center", ncols=LEGEND_COLUMNS)
             caption = (
-                "What each arm reaches, as the mean of its seeds with its interval (thin), over what it costs. Filled, "
-                "and joined by a line: arms that no other one beats in both."
+                "What each arm reaches, as the mean of its seeds, over what it costs; the figure of the arms has the "
+                "intervals of the means. Filled, and joined by a line: arms that no other one beats in both."
             )
             baselines = {row["baseline"] for row in findings.arms} - {None}
             caption += f" In the colour of the text: {describe_baseline(baselines)}." * bool(baselines)

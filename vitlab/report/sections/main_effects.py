@@ -103,11 +103,10 @@ class MainEffects(Section[MainEffect]):
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
             column.text_column("verdict"),
         ]
-        against = ", ".join(dict.fromkeys(labels[row.against] for row in rows))
         return Table(
             columns,
-            f"Difference of each level from the baseline's, {against}, averaged over the settings of the other factors "
-            f"that have both, at the n seeds that all of their arms have. {CAVEAT}",
+            f"Each level less the baseline's, {', '.join(dict.fromkeys(labels[row.against] for row in rows))}, "
+            f"averaged over the settings of the other factors that have both, at the n seeds that all arms have. {CAVEAT}",
             CAVEAT,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.planning.tune import format_knobs, knobs_at_edge
-from vitlab.report.phrasing import DASH, PLUS_MINUS, Columns, Scale, format_duration
+from vitlab.report.phrasing import DASH, Columns, Scale, format_duration
 from vitlab.report.sections import Findings, Section, Table, section
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ class Candidate:
     trials: int  #: its trainings
     wall_s: float  #: seconds of all of them
     outcome: str  #: chosen, diverged, or empty
-    sd: float | None = None  #: standard deviation of the metric; missing with the score, and for one training
 
 
 @section.register("tuning")
@@ -43,7 +42,7 @@ class Tuning(Section[Candidate]):
             for index, rival in enumerate(tuning.rivals):
                 other = "" if tuning.open or rival.score is not None else "diverged"
                 outcome, arm = win if index == tuning.winner else other, tuning.arm or "all arms"
-                facts = rival.score, len(rival.trials), rival.wall_s, outcome, rival.sd
+                facts = rival.score, len(rival.trials), rival.wall_s, outcome
                 yield Candidate(arm, format_knobs(rival.values), tuning.select, *facts)
 
     def table(self, rows: Sequence[Candidate], report: Report) -> Table:
@@ -52,13 +51,10 @@ class Tuning(Section[Candidate]):
         columns = [
             column.text_column("tuned for", "arm"),
             column.text_column("candidate", "rival"),
-            column(f"{scale.title} {PLUS_MINUS} sd", lambda row: scale.mean_with_sd(row.score, row.sd, decimals)),
+            column(scale.title, lambda row: scale.number(row.score, decimals)),
             column("trainings", lambda row: str(row.trials), rank=2),
             column("time", lambda row: format_duration(row.wall_s) if row.wall_s else DASH, rank=1),
             column.text_column("outcome"),
         ]
-        what = (
-            "Candidates of each tuning, with mean and standard deviation of their trainings; the best mean is chosen, "
-            "and none is judged. One training has no standard deviation."
-        )
+        what = "Candidates of each tuning, by the mean of their trainings; its spread is not stored. None is judged."
         return Table(columns, what)
