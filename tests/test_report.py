@@ -1209,7 +1209,7 @@ def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path,
         text = " ".join(text_of(plan, store, format).split())
         assert sentence in text and "worse is 3.1 points below" in text and not any(one in text for one in unclear[:2])
         assert unclear[2] in text, "a lost seed has a sentence"
-    page = unescape(text_of(plan, store, "html"))
+    page = unescape(text_of(plan, store, "html")).replace("\N{NO-BREAK SPACE}", " ")
     assert page.index(sentence) < page.index("<summary>All 4 answers</summary>") < page.index(unclear[0])
 
 
@@ -1787,6 +1787,10 @@ def test_vector_figures_have_text_and_are_reproducible(tmp_path):
 def test_page_starts_with_answer_and_has_every_column(tmp_path):
     plan, store = _grid(tmp_path)
     html = text_of(plan, store, "html")
+    assert (
+        "95\N{NO-BREAK SPACE}% interval</th>" in html and "95 %" not in html[html.index("</style>") :].split("<svg")[0]
+    )
+    html = html.replace("\N{NO-BREAK SPACE}", " ")
     section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
     titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', section)
     assert {"difference", "verdict", "p (adjusted)"} <= set(titles)

@@ -105,8 +105,8 @@ class MainEffects(Section[MainEffect]):
         ]
         return Table(
             columns,
-            f"Each level less the baseline's, {', '.join(dict.fromkeys(labels[row.against] for row in rows))}, "
-            f"averaged over the settings of the other factors that have both, at the n seeds that all arms have. {CAVEAT}",
+            f"Each level less the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
+            f"averaged over the settings of the other factors that have both, at the n seeds that all have. {CAVEAT}",
             CAVEAT,
         )
 
