@@ -269,7 +269,7 @@ def coordinates_command(
     standard and mup.  Exit code 1 if mup is beyond the factor.
     """
     if len(set(widths)) < 2 or min(widths) < 1:
-        raise click.BadParameter("give at least two different positive widths", param_hint="--widths")
+        raise UserError("--widths: give at least two different positive widths, such as 32,64,128")
     file, widths = find_study_file(file), tuple(sorted(set(widths)))
     say("importing PyTorch")
     from vitlab.driver.coordinates import check_coordinates

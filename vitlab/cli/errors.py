@@ -45,41 +45,35 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Colours are for terminals only; without :func:`line_width`, a mistake is one line, followed by two of its source.
     Passwords of addresses are masked, as logs may be public.
     """
-    if isinstance(error, click.UsageError):
+    if isinstance(error, click.UsageError) and error.ctx and not error.message.startswith("Usage: "):  # help of a group
         name = str(getattr(error, "option_name", getattr(error, "command_name", "")))
         near = nearest(name, getattr(error, "possibilities", None) or ())  # click's own may be far from it
-        message = error.message if name else error.format_message()
-        message = re.sub("a valid (integer|float)( range)?", "a number that is allowed here", message)
-        if hints := near + _hint_at_set_option(error):
-            message = f"{message.removesuffix('.')}.{hints}"
-        if message != error.format_message():  # the help of a group without a command is shown as it is
-            error = click.UsageError(message, error.ctx)
+        message = " ".join((error.message if name else error.format_message()).split())
+        message = re.sub(r"Invalid value for '\[?(.*?)\]?': ", r"\1: ", message)
+        message = re.sub("valid float( range)?", "number", re.sub("valid integer( range)?", "whole number", message))
+        message = re.sub(r"('\S*') is not one of", r"found \1; allowed:", message)
+        hints = f"{near}{_hint_at_set_option(error)} See '{error.ctx.command_path} --help'."
+        error = click.UsageError(f"{message.removesuffix('.')}.{hints}")
     code, kind, text = _exit_code_kind_and_text(error)
+    mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
     if output is not None:
-        mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
         document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, mistakes)]}
         if (result := getattr(error, "result", None)) is not None:
             document["result"] = result
         with suppress(OSError):  # it cannot be written
             click.echo(public(json.dumps(document, indent=1, default=str)), file=output)
-    if isinstance(error, click.ClickException):
-        error.show()
-        return code
-    if not isinstance(error, VitlabError):
-        click.echo(public(text), err=True)
-        return code
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    for problem in error.mistakes:
-        click.echo(problem.excerpt(line_width(sys.stderr), click.style), err=True, color=colour)
-    if len(error.mistakes) > 1 and isinstance(error.args[0], Problem):
-        click.echo(f"{len(error.mistakes)} mistakes", err=True)
+    with suppress(BrokenPipeError):  # whoever read the messages has gone
+        for problem in mistakes:
+            click.echo(problem.excerpt(line_width(sys.stderr), click.style), err=True, color=colour)
+        if len(mistakes) > 1 and isinstance(error.args[0], Problem):
+            click.echo(f"{len(mistakes)} mistakes", err=True)
     return code
 
 
 def _hint_at_set_option(error: click.UsageError) -> str:
     """Return a sentence with the option that changes the study file, if that may be meant; else nothing."""
-    options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
-    if "--set" not in options:
+    if error.ctx is None or not any("--set" in parameter.opts for parameter in error.ctx.command.params):
         return ""
     from vitlab.spec.changes import TOP_KEYS, paths_by_name
 
@@ -90,8 +84,8 @@ def _hint_at_set_option(error: click.UsageError) -> str:
         ] or ["PATH=VALUE"]
     if isinstance(error, click.NoSuchOption):
         option = error.option_name.strip("-").replace("-", "_")
-        path = "seeds" if option == "seed" else paths.get(option) or closest(option, TOP_KEYS)
-        path = option if "." in option else path
+        known = option if "." in option else (paths | {"seed": "seeds"}).get(option)
+        path = known or closest(option, TOP_KEYS)
         changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 

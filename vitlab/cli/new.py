@@ -53,10 +53,11 @@ def new_command() -> None:
 def study(file: str, source: str) -> list[str]:
     """Write a study file, to be edited.
 
-    FILE, by default study.yaml, is then a copy of a study that comes with vitlab; of a folder, it is study.yaml in it.
+    FILE, by default study.yaml, is then a copy of a study that comes with vitlab; in a folder that is given,
+    it has the folder's name.
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
-    path = Path(file, "study.yaml" if os.path.isdir(file) or file.endswith("/") else "")
+    path = Path(file, Path(file).resolve().name if os.path.isdir(file) or file.endswith("/") else "")
     path = path if path.suffix in SUFFIXES else path.with_name(f"{path.name}.yaml")
     if path.exists() or path.is_symlink():
         raise UserError(f"{path} exists already and is not overwritten; choose another FILE")

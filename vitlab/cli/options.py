@@ -15,14 +15,13 @@ from vitlab.errors import UserError, line_width, wrap_text
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
-OUT = Path("vitlab-runs")
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 file_argument = click.argument("file", type=PATH, shell_complete=complete_packaged_or_file)
 study_argument = click.argument("study", type=PATH, shell_complete=complete_study)
-out_option = click.option("--out", type=FOLDER, default=OUT, help="Folder for everything that is written.")
+out_option = click.option("--out", type=FOLDER, default="vitlab-runs", help="Folder for everything that is written.")
 set_option = click.option(
     "--set",
     "changes",

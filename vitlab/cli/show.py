@@ -30,7 +30,7 @@ from vitlab.registry.slots import first_line, without_markup
 from vitlab.spec import Study, read_document
 from vitlab.spec.changes import TOP_KEYS, full_path, paths_by_name
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice, component_label
-from vitlab.spec.mistakes import models_in
+from vitlab.spec.mistakes import foreign_option_hint, models_in
 from vitlab.spec.tree import NewTree
 
 Schema = Mapping[str, Any]
@@ -53,10 +53,8 @@ def list_command(slot: str | None, pattern: str | None) -> None:
         slot = None
     names = (*registry.SLOT_MODULES, STUDIES[0], "weights")
     if slot not in (None, STUDIES[1], *names):
-        raise UserError(
-            f"no slot called '{slot}'.{nearest(str(slot), names) or ' For a component or a study, use vitlab show.'} "
-            f"Slots: {', '.join(names)}."
-        )
+        hint = nearest(slot, names) or f" For a component, an option or a study, type 'vitlab show {slot}'."
+        raise UserError(f"no slot called '{slot}'.{hint} Slots: {', '.join(names)}.")
     if slot == "weights":
         _print_weights(pattern or "")
     elif slot or wants_json():
@@ -77,6 +75,9 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     A NAME that only one slot has needs no SLOT, and a SLOT without NAME lists its components. 'vitlab show study NAME'
     prints the file of a study that comes with vitlab, and 'vitlab show base.train.ema' describes a key of study files.
     """
+    if slot == "weights":
+        _print_weights(name or "")
+        return None
     if slot not in (*registry.SLOT_MODULES, *STUDIES):
         if name is None and ("." in slot or slot in TOP_KEYS) and _print_key(full_path(slot)):
             return None
@@ -107,10 +108,12 @@ def _find_slot_of_component(name: str) -> str:
         )
     paths = paths_by_name({})
     path = paths.get(name.rpartition(".")[2])
-    names = [*registry.SLOT_MODULES, *dict(named), *map(full_path, paths.values())]
-    hint = f" Type 'vitlab show {full_path(path)}' for the key." if path else nearest(name, names)
+    names = [*registry.SLOT_MODULES, *dict(named), *paths, *map(full_path, paths.values())]
+    key = f" Type 'vitlab show {full_path(path)}' for the key." if path else ""
+    hint = key or foreign_option_hint(name) or nearest(name, names)
     raise UserError(
-        f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, and 'vitlab schema' all keys."
+        f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, 'vitlab schema' all keys, and "
+        "'vitlab show optimizer adamw' the options of a component."
     )
 
 
@@ -238,7 +241,8 @@ def _metric_facts(component: Any) -> str:
 
 
 def shown_default(value: Any) -> str:
-    """Return a default as it is written in YAML."""
+    """Return a default as it is written in YAML; a number with at most six digits."""
+    value = float(f"{value:.6g}") if isinstance(value, float) else value
     return "not set" if value is None else json.dumps(component_label(value)).strip('"')
 
 

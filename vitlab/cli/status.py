@@ -26,9 +26,11 @@ from vitlab.store.folders import STATUSES, Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
 
+_latest_study_argument = click.argument("study", type=PATH, required=False, shell_complete=complete_study)
+
 
 @click.command()
-@click.argument("study", type=PATH, required=False, shell_complete=complete_study)
+@_latest_study_argument
 @out_option
 @set_option
 def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> None:
@@ -212,7 +214,7 @@ def _print_study_versions(study: NewTree) -> None:
 
 
 @click.command()
-@click.argument("study", type=PATH, required=False, shell_complete=complete_study)
+@_latest_study_argument
 @click.option("--arm", shell_complete=complete_arm, help="Arm of STUDY, or another name that 'vitlab status' prints.")
 @click.option("--seed", type=int, help="Seed of STUDY.")
 @click.option("--lines", type=click.IntRange(min=1), default=20, help="Number of lines; the last ones are printed.")

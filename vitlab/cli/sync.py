@@ -6,11 +6,12 @@ import click
 
 from vitlab.cli import print_lines, say, wants_json
 from vitlab.cli.completion import completion_of_components
+from vitlab.cli.options import FOLDER
 from vitlab.errors import UserError, list_some
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default="vitlab-runs")
+@click.argument("folder", type=FOLDER, default="vitlab-runs")
 @click.option(
     "--tracker",
     metavar="NAME",

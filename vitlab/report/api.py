@@ -324,10 +324,10 @@ def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path)
             return version.folder
     name, options = study.name, f" with {stored[0].set_options_text}" if stored[0].set_options_text else ""
     latest = stored[0].content
-    difference = "" if latest is None else f": {format_differences(requested, latest)}"
+    difference = "" if latest is None else f": {format_differences(latest, requested)}"
     raise UserError(
-        f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
-        f"{stored[0].name[:8]} ({stored[0].when}{options}), differs from it{difference}. "
+        f"{file}: this version of study '{name}' has not been run. Changed since the latest run, {name}@"
+        f"{stored[0].name[:8]} ({stored[0].when}{options}){difference}. "
         f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
         "'vitlab studies' lists all versions."
     )

@@ -43,7 +43,8 @@ def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None
     data, options, unknown = deep_copy(document.data), dict[Path, str](), []
     for path, value in changes.items():
         if path.split(".")[0] in TOP_KEYS:
-            keys = tuple(full_path(path).split("."))
+            # A design names its axes by dotted paths.
+            keys = tuple(full_path(path).split(".", 2 if re.match(r"design\.(one_at_a_time|grid|zip)\.", path) else -1))
             apply_change(data, keys, value)
             options[keys] = format_changes({path: value})
         else:

@@ -74,6 +74,8 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
             after all other studies have been delivered.
     """
     store = Store(Path(folder).resolve())
+    if not store.root.is_dir():
+        raise UserError(f"{folder}: no such folder; write the folder that 'vitlab run' wrote to, its --out")
     requested = None if tracker is None else RunSpec.model_validate({"tracker": tracker}).tracker
     if requested is not None:
         trackers.resolve_choice(requested)
