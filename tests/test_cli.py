@@ -269,7 +269,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["plan", "tiny.yaml", "train.steps=5", "+seeds=[0,1]"], "changed by --set train.steps=5 --set seeds=[0,1]."),
         (["validate", "tiny.yaml", "seeds=3"], "changed by --set seeds=3"),
         (["run", "seeds=3"], "changed by --set seeds=3"),
-        (["show", "position", "none", "seeds=3"], "unexpected extra argument (seeds=3)\n"),
+        (["show", "position", "none", "seeds=3"], "extra argument (seeds=3). See '"),
     ],
 )
 def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple[Path, Path], tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
 
 
 def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Path, Path]) -> None:
-    assert call("run", ran[0], "--verbose")[2].endswith("No such option '--verbose'.\n")
+    assert call("run", ran[0], "--verbose")[2].startswith("No such option '--verbose'. See '")
 
 
 # -- exit codes of what goes wrong ------------------------------------------------------------------------------------
@@ -300,7 +300,10 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "{file}", "0.01"], ["argument (0.01). A value of the study file is changed by --set PATH=VALUE."]),
         (["run", "{file}", "lr=0.01"], ["is changed by --set train.optimizer.lr=0.01."]),
         (["run", "{file}", "--only", "sinusoid"], ["no arm matches 'sinusoid'"]),
-        (["list", "vit"], ["no slot called 'vit'. For a component or a study, use vitlab show. Slots:"]),
+        (
+            ["list", "vit"],
+            ["no slot called 'vit'. For a component, an option or a study, type 'vitlab show vit'. Slots:"],
+        ),
         (["run", "{file}", "--set", "run.keep=always"], ["allowed: none, last, best, {every: N}."]),
         (["run", "{file}", "--set", "train.metrics=[mcc]"], ["no metric called 'mcc'. If a file defines it"]),
         (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),
@@ -309,7 +312,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["status", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["explain", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
-        (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
+        (["report", "tiny", "--format", "pdf"], ["--format: found 'pdf'; allowed: 'terminal', 'md', "]),
         (["logs", "zzzz"], ["study 'zzzz' has not been run"]),
         (["logs", "tiny", "--lines", "0"], ["0 is not in the range x>=1"]),
         (["logs", ""], ["study '.' has not been run"]),
@@ -327,7 +330,16 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["show", "dino"], ["'dino' is in objective, study"]),
         (["show", "postion", "learned"], ["no slot, component or study called 'postion'", "'position'"]),
         (["show", "adamw", "lr"], ["'adamw' is no slot; type 'vitlab show adamw'"]),
-        (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
+        (["sync", "{out}/nowhere"], ["nowhere: no such folder; write the folder that 'vitlab run' wrote to"]),
+        (["run", "{file}", "--workers", "2.5"], ["--workers: '2.5' is not a whole number. See '"]),
+        (["judge", "{file}", "--alpha", "q", "--goal", "up"], ["--goal: found 'up'; allowed: 'max', 'min'. See '"]),
+        (["show", "learning_rate"], ["'learning_rate'. Write train.optimizer: {type: adamw, lr: 1e-3"]),
+        (["show", "batchsize"], ["called 'batchsize'. Did you mean 'batch_size'?"]),
+        (
+            ["run", "{file}", "--set", "model.attention=softmax"],
+            ["no attention called 'softmax'. Did you mean 'auto'?"],
+        ),
+        (["run", "{file}", "--set", "train.schedule=none"], ["no schedule called 'none'. Did you mean 'constant'?"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
         (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
         (["explain", "{file}", "--image", "{file}"], ["cannot be read as a picture", "; name an image file"]),
@@ -340,12 +352,31 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
 def test_user_mistakes_exit_with_2(ran: tuple[Path, Path], arguments: list[str], words: list[str]) -> None:
     file, out = ran
     arguments = [argument.format(file=file, out=out) for argument in arguments]
-    places = [] if arguments[0] in ("rnu", "list", "show", "sync", "weights") else ["--out", str(out)]
+    places = [] if arguments[0] in ("rnu", "list", "show", "sync", "weights", "judge") else ["--out", str(out)]
     code, printed, err = call(*arguments, *places)
     assert (code, printed) == (2, ""), (printed, err)
     assert "Traceback" not in err
     for word in words:
         assert word in " ".join(err.split()), err
+
+
+def test_change_of_an_axis_of_the_design_leaves_the_others(tmp_path: Path) -> None:
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": ["none"], "model.dim": [16]}})
+    code, printed, _ = call("plan", file, "--set", "design.one_at_a_time.model.position=[rope2d, learned2d]", "--json")
+    arms = [arm["name"] for arm in json.loads(printed)["arms"]]
+    assert code == 0 and arms == ["baseline", "position=rope2d", "position=learned2d", "dim=16"]
+
+
+def test_component_shows_long_numbers_short() -> None:
+    assert "= 0.666667\n" in call("show", "base.train.ema")[1]
+
+
+def test_mistake_without_a_reader_of_messages_keeps_its_code(tmp_path: Path) -> None:
+    read, write_end = os.pipe()
+    os.close(read)
+    with open(write_end, "w") as gone:
+        words = [sys.executable, "-m", "vitlab", "run", "nothing", "--goal", "x"]
+        assert subprocess.run(words, stderr=gone, cwd=tmp_path).returncode == 2
 
 
 def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_nothing_is_written_after_a_mistake(words: list[str], message: str) -> N
 
 
 @pytest.mark.parametrize("folder", ["new/", "there"])
-def test_of_a_folder_the_study_is_a_file_in_it(folder: str, tmp_path: Path) -> None:
+def test_study_in_a_folder_has_its_name(folder: str, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     result = CliRunner().invoke(cli, ["new", "study", folder], standalone_mode=False)
-    assert result.exception is None and (tmp_path / folder / "study.yaml").is_file()
+    name = folder.removesuffix("/")
+    assert result.exception is None and read_document(tmp_path / name / f"{name}.yaml").data["study"] == name

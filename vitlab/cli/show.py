@@ -53,7 +53,7 @@ def list_command(slot: str | None, pattern: str | None) -> None:
         slot = None
     names = (*registry.SLOT_MODULES, STUDIES[0], "weights")
     if slot not in (None, STUDIES[1], *names):
-        hint = nearest(slot, names) or f" For a component, an option or a study, type 'vitlab show {slot}'."
+        hint = nearest(str(slot), names) or f" For a component, an option or a study, type 'vitlab show {slot}'."
         raise UserError(f"no slot called '{slot}'.{hint} Slots: {', '.join(names)}.")
     if slot == "weights":
         _print_weights(pattern or "")
