@@ -260,7 +260,6 @@ SYNONYMS: Mapping[str, str] = {
     "accuracy": "acc top1",
     "auto": "softmax mha mhsa multihead multiheadattention selfattention vanilla",
     "sdpa": "flash flashattention",
-    "layernorm": "ln",
     "constant": "none",
     "image_folder": "imagenet imagenet1k imagefolder",
     "rope2d": "rotary",

@@ -84,8 +84,7 @@ def _hint_at_set_option(error: click.UsageError) -> str:
         ] or ["PATH=VALUE"]
     if isinstance(error, click.NoSuchOption):
         option = error.option_name.strip("-").replace("-", "_")
-        known = option if "." in option else (paths | {"seed": "seeds"}).get(option)
-        path = known or closest(option, TOP_KEYS)
+        path = option if "." in option else (paths | {"seed": "seeds"}).get(option, closest(option, TOP_KEYS))
         changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 
@@ -138,10 +137,8 @@ def _is_system_error(error: OSError) -> bool:
     # An error that names a file is about that file, unless a program looks for one that is not there.
     if error.errno in MACHINE or (error.filename and error.errno != errno.ENOENT):
         return True
-    if error.errno != errno.EBADF:
-        return False
     try:
         os.write(1, b"")
     except OSError:
-        return True
+        return error.errno == errno.EBADF
     return False

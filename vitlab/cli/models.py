@@ -151,8 +151,16 @@ def explain_command(
     page = to / "index.html"
     write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
-        document = {"page": str(page), "predictions": rows, "maps": maps, "files": [*map(str, files)]}
-        print_json({**document, "not_explained": reasons, "no_attention": no_attention})
+        print_json(
+            {
+                "page": str(page),
+                "predictions": rows,
+                "maps": maps,
+                "files": [*map(str, files)],
+                "not_explained": reasons,
+                "no_attention": no_attention,
+            }
+        )
     else:
         click.echo(f"{_format_predictions(rows)}{page}")
 

@@ -204,8 +204,16 @@ def _print_component(slot: str, name: str) -> None:
         raise BrokenComponent(f"{slot} '{name}': its options have no JSON Schema: {error.message}") from error
     place = plugin_sources.place_of_class(component)
     if wants_json():
-        where = {"slot": slot, "name": name, "origin": str(origin), "place": place}
-        print_json({**where, "documentation": text, "options": schema})
+        print_json(
+            {
+                "slot": slot,
+                "name": name,
+                "origin": str(origin),
+                "place": place,
+                "documentation": text,
+                "options": schema,
+            }
+        )
         return
     click.echo(f"{slot} {name}   {origin}   {place}\n")
     if slot == "metric":
