@@ -332,7 +332,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["show", "adamw", "lr"], ["'adamw' is no slot; type 'vitlab show adamw'"]),
         (["sync", "{out}/nowhere"], ["nowhere: no such folder; write the folder that 'vitlab run' wrote to"]),
         (["run", "{file}", "--workers", "2.5"], ["--workers: '2.5' is not a whole number. See '"]),
-        (["judge", "{file}", "--alpha", "q", "--goal", "up"], ["--goal: found 'up'; allowed: 'max', 'min'. See '"]),
+        (["judge", "{file}", "--goal", "up"], ["--goal: found 'up'; allowed: 'max', 'min'. See '"]),
         (["show", "learning_rate"], ["'learning_rate'. Write train.optimizer: {type: adamw, lr: 1e-3"]),
         (["show", "batchsize"], ["called 'batchsize'. Did you mean 'batch_size'?"]),
         (
