@@ -182,10 +182,11 @@ def _python() -> Iterator[str]:
     yield "# Python API\n"
     yield (
         "`import vitlab` loads nothing: a name is imported when it is first used. A study is given by its file, its "
-        "folder or its name, and `NAME@VERSION` is an earlier version of it. Frames are pandas frames; every study has "
+        "folder or its name, of which `NAME@VERSION` is an earlier version, or by a mapping with the content of a "
+        "file, also where results are read. Frames are pandas frames; every study has "
         "the columns named here, in this order and of these types. Where a frame has many columns, its text shows a "
-        "few of them and names all; `frame[[...]]` shows what is selected. The examples use the study of the "
-        "[tutorial](../tutorial.md).\n"
+        "few of them, names all, and says what it shows; `frame[[...]]` shows what is selected. The examples use the "
+        "study of the [tutorial](../tutorial.md).\n"
     )
     yield "| command | in Python |\n| --- | --- |"
     for command, call in IN_PYTHON.items():

@@ -24,7 +24,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
 from vitlab.report.api import open_study
 from vitlab.report.comparison import COLUMNS
-from vitlab.report.notebook import Results
+from vitlab.report.notebook import NamedFrame
 from vitlab.report.phrasing import MINUS
 from vitlab.report.two_studies import compare_studies
 from vitlab.spec import Choice
@@ -122,7 +122,15 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "200")
     names, numbers, columns = str(worse).split("\n")
     assert names.split() == [*("arm", "mean", "sd", "verdict"), *("difference", "difference_low", "difference_high")]
-    assert "new: <b>=1" in numbers and columns == f"columns: {', '.join(table)}" and "<td>" in worse._repr_html_()
+    assert (
+        "new: <b>=1" in numbers
+        and columns == f"arms of old and new; columns: {', '.join(table)}"
+        and "<td>" in worse._repr_html_()
+    )
+    for kept in (table.copy(), worse):
+        assert kept.answers == table.answers and kept.render() == table.render()
+    joined = pd.concat([table, table])
+    assert not hasattr(joined, "answers") and len(joined) == 2 * len(table) and "new: <b>=1" in str(joined)
     chosen = table[["arm", "n"]]
     assert repr(chosen) == repr(pd.DataFrame(chosen))
     table["mine"] = 1
@@ -130,7 +138,7 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "80")
     results = vitlab.results("old", out=out)
     assert re.match(r" +arm +seed +status +wall_s +val/accuracy\n", str(results)), "and no test metric"
-    assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"
+    assert str(results).splitlines()[-1] == f"results of old; columns: {', '.join(results)}"
     head = str(results.head()).partition("\n")[0]
     assert all(name in head for name in ("arm", "seed", "status", "val/accuracy")) and "origins" not in head
     assert repr(pickle.loads(pickle.dumps(results))) == repr(results)
@@ -148,7 +156,7 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
 def test_text_of_selected_columns_has_whole_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = "RuntimeError: shapes (3, 4) and (5, 6) do not fit, at acme.py:17"
     table = pd.DataFrame({"arm": ["position=sinusoidal, depth=2"], "seed": [0], "status": ["failed"], "code": ["1"]})
-    results = Results.from_table(table.assign(failure=failure), ["arm", "seed", "status"])
+    results = NamedFrame.from_table(table.assign(failure=failure), "failures", ["arm", "seed", "status"])
     chosen = results[["arm", "seed", "status", "failure"]]
     for width in (80, 120):
         monkeypatch.setenv("COLUMNS", str(width))

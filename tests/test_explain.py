@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import vitlab
 from vitlab.components.attention import Attention
 from vitlab.components.attention.softmax import SDPA
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
+from vitlab.driver.explanations import read_image
 from vitlab.driver.session import Watch
 from vitlab.errors import ByName, SpecError, UserError
 from vitlab.explaining import one_image, pictures
@@ -244,6 +246,14 @@ def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> 
     expected = 0.4 * picture + 0.6 * 255 * matplotlib.colormaps["inferno"](share.numpy())[..., :3]
     assert np.abs(over - expected).max() < 2.5, "one of 256 colours, and rounding"
     assert np.abs(over - expected).mean() < 1
+
+
+def test_test_image_is_named_in_python_as_in_the_command(tmp_path: Path) -> None:
+    assert (read_image("test:3"), read_image("test:-1")) == (3, -1)
+    with pytest.raises(UserError, match=r"image 3: no such file.*by its index, as test:3$"):
+        read_image("3")
+    Image.new("RGB", (4, 2)).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png").pixels.size == (4, 2)
 
 
 def test_unknown_map_is_answered_by_the_nearest() -> None:

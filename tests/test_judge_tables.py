@@ -278,7 +278,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
         (LONG.replace("arm", "net"), None, "'acc' is a column: name the column of the arms with arm (found: net)"),
         (LONG.replace("arm", "name"), None, "name the column of the arms with arm (found: name)"),
-        ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "name the column of the arms if a row is a training"),
+        ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "no column 'acc'. Columns: model; s0; s1.\n"),
         ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names vit_seed_0; vit_seed_1 hold seeds"),
         (
             "arm,acc\nvitb_seed_27,0.5\nvitb_seed_28,0.6\n",
@@ -346,6 +346,16 @@ def test_rows_of_means_and_deviations_are_no_trainings(tmp_path: Path) -> None:
     unpaired = "".join(f"{row},{arm},{v}\n" for arm, vs in VALUES.items() for row, v in enumerate(vs))
     judgement = judged(tmp_path, f",arm,acc\n{unpaired}mean,vit,0.87\n")
     assert judgement["n"].tolist() == [3, 3]
+
+
+def test_row_of_means_in_the_column_of_arms_is_no_arm_unless_it_is_a_training(tmp_path: Path) -> None:
+    unseeded = FRAME.drop(columns="seed").to_csv(index=False)
+    for table in (LONG + "Mean,,0.87\n", unseeded + "Mean,0.87\n"):
+        judgement = judged(tmp_path, table)
+        assert means(judgement) == pytest.approx(MEANS) and judgement["family"].dropna().tolist() == [1]
+        assert "1 row left out, no trainings by their 'arm': 'Mean'." in judgement.notes
+    for table in (LONG.replace("rope", "mean"), unseeded.replace("rope", "mean")):  # such as a way to pool tokens
+        assert means(judged(tmp_path, table)).keys() == {"vit", "mean"}
 
 
 def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:

@@ -163,6 +163,16 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     assert after["model.position"].tolist() == answer.results()["model.position"].tolist()
     assert vitlab.compare(content, out=tmp_path).answers == answer.answers
     assert len(vitlab.results(content, out=tmp_path)) == len(before)
+    for wrong, message in (
+        (
+            {"seeds": 9},
+            r"^this version of study 'given' .* differs from it: seeds 9 -> .*\. vitlab\.run runs it; the name",
+        ),
+        ({"study": "other"}, "^study 'other' has not been run in .* Studies there: given"),
+        ({"study": None}, "^the mapping names no study"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vitlab.results({**content, **wrong}, out=tmp_path)
     (file,) = (tmp_path / "written").iterdir()
     assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
     content["base"]["model"]["dpth"], content["sedes"], content["analysis"] = 1, 3, {"goal": "best"}
@@ -184,7 +194,7 @@ def test_plan_has_components_with_options_as_text(tmp_path: Path) -> None:
     assert {*planned.groupby("model.position").groups} == {"sinusoidal", "none", "rope2d(theta=50)"}
     assert planned["seed"].dtype == "int64" and planned["trained"].dtype == bool
     assert str(planned).splitlines()[0].split()[:5] == ["arm", "seed", "trained", "params", "macs"]
-    assert "columns: arm, seed, trained, params, macs, model.position" in str(planned)
+    assert "plan of tiny; columns: arm, seed, trained, params, macs, model.position" in str(planned)
 
 
 @pytest.mark.slow

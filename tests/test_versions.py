@@ -118,7 +118,7 @@ def test_file_never_run_is_refused_with_differences(here: Path) -> None:
         code, output = invoke(command, "first.yaml")
         assert code == 2 and "first.yaml: this version of study 'tiny' has not been run" in output
         assert "): train.steps 2 -> 40; seeds 1 -> 5." in output
-    with pytest.raises(UserError, match="the name 'tiny' in place of the file stands for the latest run"):
+    with pytest.raises(UserError, match="the name 'tiny' in place of it stands for the latest run"):
         vitlab.compare("first.yaml", out="out")
     with pytest.raises(UserError, match=r"tiny@nope: study 'tiny' has no version of that name. Versions: \w{8}, \w{8}"):
         vitlab.results("tiny@nope", out="out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,15 +80,14 @@ def explain_command(
     has every picture as a file, and the numbers behind them.
     """
     say(f"reading {study}")  # importing PyTorch takes seconds
-    from vitlab.driver.explanations import Picture, iterate_explanations, write_comparison_page
+    from vitlab.driver.explanations import Picture, iterate_explanations, read_image, write_comparison_page
     from vitlab.explaining.one_image import Explanation, common_scales, write_explanation, write_side_by_side
 
     mistakes, models = list[str](), list[TrainedModel]()
     shown: dict[str, int | Picture] = {}
     for image in images:
         with collecting_mistakes(mistakes):
-            test = re.fullmatch(r"test:(-?\d+)", image)
-            shown[image] = int(test[1]) if test else Picture.read(image)
+            shown[image] = read_image(image)
     title, question, trial = study.name, "", TrialFolder(study)
     if is_trial := trial.spec.is_file():
         title = f"trial {study.resolve().parent.name[:12]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ def explain(
 
     Args:
         path: the study.
-        image: index in the test split, or a picture's file.
+        image: index in the test split, as ``3`` or ``test:3``, or a picture's file.
         arm: of the study, by default its baseline.
         seed: of the study, by default the first.
         target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
@@ -142,7 +143,7 @@ def explain(
     """
     plan, store = open_study(path, out=out)
     planned = plan.find(arm, seed)
-    example = image if isinstance(image, int) else Picture.read(image)
+    example = image if isinstance(image, int) else read_image(image)
     name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
     return next(iterate_explanations(store.folder(planned.trial), name, [example], target))
 
@@ -153,23 +154,22 @@ class Picture(NamedTuple):
     name: str
     pixels: Image.Image
 
-    @classmethod
-    def read(cls, file: str | Path) -> Picture:
-        """Read a picture.
 
-        Raises:
-            UserError: if there is none.
-        """
-        path = Path(file)
-        if not path.is_file():
-            hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
-            problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
-            raise UserError(
-                f"image {file}: {problem} Name an image file, or a test image by its index: test:N in a command, N in "
-                "Python"
-            )
-        with naming_picture(file, "name an image file"), Image.open(path) as picture:
-            return cls(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
+def read_image(name: str | Path) -> int | Picture:
+    """Return the index N of the test image ``test:N``, or read a picture.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if test := re.fullmatch(r"test:(-?\d+)", str(name)):
+        return int(test[1])
+    path = Path(name)
+    if not path.is_file():
+        hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+        problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
+        raise UserError(f"image {name}: {problem} Name an image file, or a test image by its index, as test:3")
+    with naming_picture(name, "name an image file"), Image.open(path) as picture:
+        return Picture(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
 def iterate_explanations(

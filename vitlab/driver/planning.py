@@ -237,7 +237,7 @@ def plan(
     """
     import pandas as pd
 
-    from vitlab.report.notebook import Results
+    from vitlab.report.notebook import NamedFrame
 
     path = find_or_write_study_file(file, out)
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
@@ -252,7 +252,7 @@ def plan(
         }
         for item in planned.trials_and_pending
     ).map(lambda value: format_value(value) if isinstance(value, Mapping | list) else value)
-    return Results.from_table(trials, ["arm", "seed", "trained", "params", "macs"])
+    return NamedFrame.from_table(trials, f"plan of {planned.study}", ["arm", "seed", "trained", "params", "macs"])
 
 
 def count_params_and_macs(

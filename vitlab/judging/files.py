@@ -297,6 +297,9 @@ COMMA = POINT.replace(r"\.", ",")
 THOUSANDS = r"[+-]?[1-9][0-9]{0,2},[0-9]{3}"  #: a comma in such a number may stand between thousands
 _SPREAD = re.compile(r"[-+]?[0-9.,]+ ?%? *(?:\u00b1|\+/?-|\\pm|\(|\[).*")
 
+SPREAD_FAULT = "is a mean with its spread; write the value of each training into a row of its own, without the mean"
+NUMBER_FAULT = "is not a number, and no mark of a lost training, such as an empty cell, '-', 'nan' or 'failed'"
+
 
 class Remarks:
     """Notes on a table, and mistakes in it and in what is asked of it, which are reported together."""
@@ -377,7 +380,9 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         return f"'{str(cells[row]).strip()}' in {place(row)}"
 
     wrong = numerals[~has_point & ~has_comma].drop_duplicates()
-    remarks.add_mistakes(*(f"{where(row)} {_cell_fault(text)}" for row, text in wrong.items()))
+    remarks.add_mistakes(
+        *(f"{where(row)} {SPREAD_FAULT if _SPREAD.fullmatch(text) else NUMBER_FAULT}" for row, text in wrong.items())
+    )
     commas = numerals[has_comma & ~has_point]
     if len(commas) and ((has_point & ~has_comma).any() or commas.str.fullmatch(THOUSANDS).all()):
         listed = " or ".join(map(where, numerals.drop_duplicates().index[:2]))
@@ -409,9 +414,3 @@ def _infer_endings(numbers: Floats, endings_of_missing: np.ndarray[Any, Any] | E
         has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), endings_of_missing, Ending.DONE)
     ).astype(object)
     return Values(np.where(has_diverged, np.nan, numbers), endings)
-
-
-def _cell_fault(text: str) -> str:
-    if _SPREAD.fullmatch(text):
-        return "is a mean with its spread; write the value of each training into a row of its own, without the mean"
-    return "is not a number, and no mark of a lost training, such as an empty cell, '-', 'nan' or 'failed'"

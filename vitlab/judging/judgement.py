@@ -161,7 +161,9 @@ def judge(
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
     plan = _reconstruct_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
-    frame = _results_frame(trainings.frame, column, compared)
+    own = trainings.frame[["arm", "seed", "status", "value"]].rename(columns={"value": column})
+    own = own.assign(baseline=own["arm"].map(compared), trial=np.arange(len(own)))
+    frame = own.astype({"arm": "string", "baseline": "string"})  # as of vitlab.report.frame.results
     if looks:
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
@@ -253,13 +255,6 @@ def _with_judged_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], qu
             break
         looks = replace(looks, open=(*looks.open, undecided))
     return replace(plan, looks=looks)
-
-
-def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
-    """Return trainings as a frame of :func:`vitlab.report.frame.results`."""
-    own = frame[["arm", "seed", "status", "value"]].rename(columns={"value": column})
-    own = own.assign(baseline=frame["arm"].map(compared), trial=np.arange(len(frame)))
-    return own.astype({"arm": "string", "baseline": "string"})
 
 
 def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: float | None) -> Iterator[str]:

@@ -78,7 +78,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
             remarks.add_mistakes(f"'{metric}' is a column: {advice}")
         elif texts and not metric:
             remarks.add_mistakes(advice)
-        elif nearest("arm", texts):
+        elif any(
+            roles[name] is None and not column_to_texts(table.rows[name]).str.match(files.POINT).any() for name in texts
+        ):  # a column without numbers is no arm
             remarks.add_mistakes(_column_fault(metric, names, found), advice)
 
 
@@ -99,7 +101,10 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
     for label in (name for name, role in roles.items() if role in ("seed", "index") or name == seed):
         table = _drop_statistics_rows(table, label, remarks)
-    if arm is None:
+    if arm is not None:  # an arm may be called 'mean', as a pooling is; its rows have seeds, or it has several
+        no_seed = ~table.rows[arm].duplicated(keep=False) if seed is None else column_to_texts(table.rows[seed]) == ""
+        table = _drop_statistics_rows(table, arm, remarks, no_seed)
+    else:
         if seed is None:
             remarks.notes.append("No column numbers the seeds, so a row has one seed of every arm, and pairs them.")
         table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
@@ -231,10 +236,12 @@ def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> lis
     return options
 
 
-def _drop_statistics_rows(table: Table, label: str, remarks: Remarks) -> Table:
-    """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
+def _drop_statistics_rows(
+    table: Table, label: str, remarks: Remarks, candidates: pd.Series[Any] | bool = True
+) -> Table:
+    """Return a table without the candidates that a column of seeds, row numbers or arms calls ``mean`` or the like."""
     names = column_to_texts(table.rows[label])
-    out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
+    out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS) & candidates]
     if len(out):
         marks = ", ".join(f"'{name}'" for name in out.unique())
         remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")

@@ -92,9 +92,10 @@ def stored_study_name(study: str) -> str:
     file = Path(study) if is_file else packaged_studies().get(study)
     if file is None:
         return study
-    name = read_document(file).data.get("study")
+    document = read_document(file)
+    name = document.data.get("study")
     if not isinstance(name, str):
-        raise UserError(f"{file} names no study; add a line 'study: NAME' at its top")
+        raise UserError(f"{'the mapping' if document.is_mapping else file} names no study; add study: NAME at its top")
     return name
 
 

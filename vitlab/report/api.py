@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
-from vitlab.planning.packaged import find_or_write_study_file, stored_study_name
+from vitlab.planning.packaged import SUFFIXES, find_or_write_study_file, stored_study_name
 from vitlab.planning.study_folder import (
     EARLIER,
     find_version,
@@ -27,6 +27,7 @@ from vitlab.registry import list_entries
 from vitlab.registry.options import check_arguments
 from vitlab.report import frame
 from vitlab.report.report import collect_report
+from vitlab.spec import read_document
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -86,9 +87,7 @@ class Answer:
 
     def results(self) -> pd.DataFrame:
         """Return one row per trial, see :func:`vitlab.results`."""
-        from vitlab.report.notebook import Results
-
-        return Results.of_trials(self.plan, self.store)
+        return _results(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
@@ -152,9 +151,10 @@ def open_study(
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder
     else:
-        file = path if path.is_file() or path.suffix in (".yaml", ".yml") else None
+        file = path if path.is_file() or path.suffix in SUFFIXES else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
-        study = folder = Store(Path(out).resolve()).study(stored_study_name(name))
+        path = stored_study_name(name)
+        study = folder = Store(Path(out).resolve()).study(path)
         if file is not None:
             folder = _version_folder_of_file(file, changes, study)
         elif version:
@@ -181,9 +181,7 @@ def results(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) -> p
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    from vitlab.report.notebook import Results
-
-    return Results.of_trials(*open_study(path, out=out))
+    return _results(*open_study(path, out=out))
 
 
 @check_arguments()
@@ -241,7 +239,7 @@ def predictions(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) 
     """
     import pandas as pd
 
-    from vitlab.report.notebook import Results
+    from vitlab.report.notebook import NamedFrame
 
     plan, store = open_study(path, out=out)
     tables = [
@@ -255,7 +253,8 @@ def predictions(path: str | Path | Mapping[str, Any], *, out: str | Path = OUT) 
     kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
     table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
     table = table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
-    return Results.from_table(table, ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"])
+    shown = ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"]
+    return NamedFrame.from_table(table, f"predictions of {plan.study}", shown)
 
 
 @check_arguments()
@@ -296,10 +295,10 @@ def list_components(slot: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from vitlab.report.notebook import Results
+    from vitlab.report.notebook import NamedFrame
 
     table = pd.DataFrame(map(vars, list_entries(slot))).astype("string")
-    return Results.from_table(table, ["slot", "name", "summary"])
+    return NamedFrame.from_table(table, "components", ["slot", "name", "summary"])
 
 
 def status_command(plan: Plan, store: Store) -> str:
@@ -307,10 +306,19 @@ def status_command(plan: Plan, store: Store) -> str:
     return shlex.join(["vitlab", "status", plan.study, *store.out_option])
 
 
-def _history(plan: Plan, store: Store) -> pd.DataFrame:
-    from vitlab.report.notebook import Results
+def _results(plan: Plan, store: Store) -> pd.DataFrame:
+    from vitlab.report.notebook import NamedFrame
 
-    return Results.from_table(frame.history(plan, store), ["arm", "seed", "step", "metric", "value"])
+    test = f"test/{plan.analysis.metric.partition('/')[2]}"
+    shown = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
+    return NamedFrame.from_table(frame.results(plan, store), f"results of {plan.study}", shown)
+
+
+def _history(plan: Plan, store: Store) -> pd.DataFrame:
+    from vitlab.report.notebook import NamedFrame
+
+    shown = ["arm", "seed", "step", "metric", "value"]
+    return NamedFrame.from_table(frame.history(plan, store), f"curves of {plan.study}", shown)
 
 
 def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
@@ -323,11 +331,11 @@ def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path)
         if version.name == version_name(requested):
             return version.folder
     name, options = study.name, f" with {stored[0].set_options_text}" if stored[0].set_options_text else ""
-    latest = stored[0].content
+    latest, is_mapping = stored[0].content, read_document(file).is_mapping
+    place, run = ("", "vitlab.run runs it") if is_mapping else (f"{file}: ", f"'vitlab run {file}' runs the file")
     difference = "" if latest is None else f": {format_differences(latest, requested)}"
     raise UserError(
-        f"{file}: this version of study '{name}' has not been run. Changed since the latest run, {name}@"
-        f"{stored[0].name[:8]} ({stored[0].when}{options}){difference}. "
-        f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
-        "'vitlab studies' lists all versions."
+        f"{place}this version of study '{name}' has not been run. Changed since the latest run, {name}@"
+        f"{stored[0].name[:8]} ({stored[0].when}{options}){difference}. {run}; the name '{name}' in place of it stands "
+        "for the latest run, 'vitlab studies' lists all versions."
     )

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import pandas as pd
 
 from vitlab.errors import ByName, UserError, format_count, list_some, nearest
-from vitlab.planning.values import Plan
-from vitlab.report import comparison, frame
+from vitlab.report import comparison
 from vitlab.report.formats import parts_to_text
 from vitlab.report.report import Report
 from vitlab.report.sections.arms import arm_columns, paper_table
 from vitlab.report.sections.curves import draw_curves
-from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,37 +30,31 @@ OF_ARMS = ("arm", "mean", "sd", "difference", "difference_low", "difference_high
 """Columns of comparisons that the text of some of their rows shows."""
 
 
-class Results(pd.DataFrame):
-    """A frame whose text has the columns that most people look for, such as of :func:`vitlab.report.frame.results`.
+class NamedFrame(pd.DataFrame):
+    """A frame whose text has the columns that most people look for, and says what it shows.
 
     So has the text of its rows, also with further columns; of selected columns, the text has all.
     """
 
-    _metadata: ClassVar[list[str]] = ["others"]
+    _metadata: ClassVar[list[str]] = ["heading", "others"]
+    heading = ""  #: what it shows
     others: Sequence[Hashable] = ()  #: the other columns
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
-        return Results
+        return type(self)
 
     @classmethod
-    def of_trials(cls, plan: Plan, store: Store) -> Results:
-        """Return the results of the trials of a plan."""
-        test = f"test/{plan.analysis.metric.partition('/')[2]}"
-        main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
-        return cls.from_table(frame.results(plan, store), main)
-
-    @classmethod
-    def from_table(cls, table: pd.DataFrame, shown: Sequence[str]) -> Self:
-        """Return a frame with the columns that its text shows."""
+    def from_table(cls, table: pd.DataFrame, heading: str, shown: Sequence[str]) -> Self:
+        """Return a frame with what it shows, and the columns that its text has."""
         view = cls(table)
-        view.others = [name for name in table if name not in shown]
+        view.heading, view.others = heading, [name for name in table if name not in shown]
         return view
 
     def _shown_columns_and_note(self) -> tuple[pd.DataFrame, str]:
         """Return the columns that are shown, and a line that names all if these are fewer."""
         if self.others and set(self.others) < set(self):
-            return pd.DataFrame(self.drop(columns=self.others)), f"columns: {', '.join(map(str, self))}"
+            return pd.DataFrame(self.drop(columns=self.others)), f"{self.heading}; columns: {', '.join(map(str, self))}"
         return pd.DataFrame(self), ""
 
     def __repr__(self) -> str:
@@ -79,16 +71,20 @@ class Results(pd.DataFrame):
             return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
 
 
-class Comparison(Results):
-    """A frame of ``comparison.summary_rows_to_frame``, shown as a report shows it; what is selected of it is not."""
+class Comparison(NamedFrame):
+    """A frame of ``comparison.summary_rows_to_frame``, shown as a report shows it.
 
-    _metadata: ClassVar[list[str]] = ["others", "report"]
+    What is selected of it is shown as numbers, and keeps the report.
+    """
+
+    _metadata: ClassVar[list[str]] = [*NamedFrame._metadata, "report"]
     report: Report
 
     @classmethod
     def of(cls, report: Report) -> Comparison:
         """Return the arms of a report, with its answers, notes and figures."""
-        arms = cls.from_table(comparison.summary_rows_to_frame(report.arms, report.analysis), OF_ARMS)
+        table = comparison.summary_rows_to_frame(report.arms, report.analysis)
+        arms = cls.from_table(table, f"arms of {report.study}", OF_ARMS)
         arms.report = report
         return arms
 
@@ -114,7 +110,10 @@ class Comparison(Results):
         # A mapping, such as block to difference, is a column for each of its names.
         frames = ((name, pd.json_normalize([asdict(row) for row in rows])) for name, rows in sections if rows)
         return Tables(
-            {name: Results.from_table(table, SHOWN if len(table.columns) > 8 else [*table]) for name, table in frames}
+            {
+                name: NamedFrame.from_table(table, name, SHOWN if len(table.columns) > 8 else [*table])
+                for name, table in frames
+            }
         )
 
     def curves(self, metric: str) -> Figure:
@@ -142,8 +141,9 @@ class Comparison(Results):
 
     @property
     def _is_changed(self) -> bool:
-        """Whether the frame was changed in place, so that the report does not show it."""
-        return not self.equals(comparison.summary_rows_to_frame(self.report.arms, self.report.analysis))
+        """Whether the frame was changed in place or is a selection, so that the report does not show it."""
+        report = getattr(self, "report", None)  # of joined frames, there is none
+        return report is None or not self.equals(Comparison.of(report))
 
     def __repr__(self) -> str:
         """Return the answers and a table of few columns, fitted to the terminal."""

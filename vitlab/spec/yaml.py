@@ -29,7 +29,7 @@ TOO_DEEP = "nested too deeply; a study file is a page or two"
 PATH_IN_QUOTES = "in double quotes a backslash begins an escape such as \\n; put the text in single quotes: 'C:\\data'"
 
 MAPPING = "# from a mapping in Python"
-"""First line of a file that :func:`vitlab.run` writes: nobody has seen it, so problems are placed by path."""
+"""First line of a file that :func:`vitlab.run` writes; problems of it are placed by path."""
 
 TAG = "tag:yaml.org,2002:"
 
@@ -69,6 +69,11 @@ class Document:
     changes: Mapping[Path, str] = field(default_factory=dict)
     """Path of a value that the command line has set, to the option that set it."""
 
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the file holds a mapping of Python, so that nobody has seen it and no message may name it."""
+        return MAPPING in self.lines[:1]
+
     def problem(self, path: Path, message: str, by_change: bool = False) -> Problem:
         """Return a problem at ``path``, or at its closest parent in the document.
 
@@ -88,7 +93,7 @@ class Document:
         if near or (by_change and self.changes):
             change = max(near or self.changes, key=lambda each: sum(map(eq, each, path)))
             return Problem(self.changes[change], 0, 0, message, path=path, value=found)
-        if MAPPING in self.lines[:1]:
+        if self.is_mapping:
             place = ".".join(map(str, here))
             return Problem(place, 0, 0, message.removeprefix(f"{place}: "), path=path, value=found)
         key, value = self.places[here]
