@@ -107,6 +107,13 @@ def test_mistakes_of_files_have_place_value_and_what_is_allowed() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_mistakes_of_tables_have_their_line() -> None:
+    Path("r.csv").write_text("arm,seed,acc\na,0,0.5\na,1,x\n")
+    (mistake,) = document("judge", "r.csv", "--metric", "acc")["mistakes"]
+    assert (mistake["file"], mistake["line"], mistake["column"]) == ("r.csv", 3, 0)
+
+
+@pytest.mark.usefixtures("folder")
 def test_list_of_what_is_allowed_is_with_each_mistake() -> None:
     """Text repeats no list; a program reads one mistake at a time."""
     text = Path("bad.yaml").read_text()

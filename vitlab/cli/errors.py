@@ -35,6 +35,7 @@ ALLOWED = re.compile(
     r"(.+?)(?:\.(?:\s|$)|;|$)"
 )
 ARMS = re.compile(r"\bArms: (.+)(?<! more)\.$")  #: names, in which a comma may be, unless there are too many for all
+ROW = re.compile(r"\bline (\d+)\b")  #: of a table, in whose messages it stands
 SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
 
@@ -93,9 +94,10 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
     """Return a mistake as plain values; what its sentence lists and suggests is there by itself, too."""
     allowed, meant = ALLOWED.search(problem.message), SUGGESTION.search(problem.message)
     names = [NAME.fullmatch(item) for item in allowed[1].split(", ")] if allowed else []
-    arms = ARMS.search(problem.message)
+    arms, row = ARMS.search(problem.message), ROW.search(problem.message)
     facts = {
         **vars(problem),
+        "line": problem.line or (int(row[1]) if row else 0),
         "path": ".".join(map(str, problem.path)),
         "allowed": [name[1] for name in names if name] if names and all(names) else arms and arms[1].split("; "),
         "suggestion": meant[1] if meant else None,
