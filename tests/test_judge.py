@@ -54,6 +54,7 @@ def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [str(file), *options], catch_exceptions=False)
     judged = json.loads(result.stdout)
     assert judged["answers"] == own["answers"]
+    assert {row["registered"] for row in judged["arms"]} == {None}
     other = {"params", "macs", "wall_s", "images_per_s", "test/accuracy", "test/accuracy_sd"}
     for mine, theirs in zip(own["arms"], judged["arms"], strict=True):
         assert {k: v for k, v in mine.items() if k not in other} == {k: v for k, v in theirs.items() if k not in other}
@@ -70,7 +71,9 @@ def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
         assert [row["p"] for row in again["arms"]] == [row["p"] for row in judged["arms"]]
 
 
-NOT_IN_TABLE = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}
+NOT_IN_TABLE = {
+    *("split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s", "registered")
+}
 """Columns of a report that need more than arms, seeds and values."""
 
 

@@ -211,7 +211,7 @@ class _StudyArrays:
             "complete_verdict": Verdict.REFUSED if reason else of_complete,
             "refused": reason,
             "exploratory": self.family.exploratory[arm] or None,
-            "registered": arm not in self.family.later,
+            "registered": None if self.plan.registered is None else arm not in self.family.later,
             "family": self.family.sizes[arm],
             "lost": lost,
             "collapsed_seeds": self.seeds[judgements.collapsed_arms[0, place]].tolist(),

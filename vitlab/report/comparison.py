@@ -60,7 +60,7 @@ awaited | Int64 | trials of the comparison that have not ended
 choice_sd | float64 | standard deviation that the choice of tuned knobs adds to the difference
 pairs | Int64 | seeds that both sides have
 family | Int64 | comparisons that it is corrected for, with registered ones that are not made
-registered | boolean | whether it was registered before its first result, and is corrected for such ones alone
+registered | boolean | whether registered before its first result, and corrected for such alone; missing where none is
 collapsed_pairs | Int64 | collapsed seeds of both sides; with any, no verdict rests on t
 lost | Int64 | lost seeds of both sides: their trials diverged, failed or were killed
 difference | float64 | mean difference from the baseline, over complete pairs

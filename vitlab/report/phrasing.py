@@ -501,5 +501,5 @@ def _correction_clause(row: Row, analysis: Analysis) -> str:
     if not is_corrected(row["family"], analysis):
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
         return f"{f', for {looks}' if looks else ''}{alone}"
-    added = "" if row["registered"] else ", those added later included"
+    added = ", those added later included" if row["registered"] is False else ""
     return f", corrected for {family}{f' and {looks}' if looks else ''}{added}"
