@@ -173,6 +173,8 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             vitlab.results({**content, **wrong}, out=tmp_path)
+    with pytest.raises(UserError, match=r"vitlab\.compare\(STUDY\) returns the report"):
+        vitlab.report(content)  # type: ignore[operator]  # the name of a command
     (file,) = (tmp_path / "written").iterdir()
     assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
     content["base"]["model"]["dpth"], content["sedes"], content["analysis"] = 1, 3, {"goal": "best"}

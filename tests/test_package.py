@@ -94,7 +94,11 @@ def test_public_names() -> None:
     assert sorted(vitlab.__all__) == dir(vitlab)
     for name in vitlab.__all__:
         assert getattr(vitlab, name) is not None
-    for name, words in (("nothing", "no attribute 'nothing'[.]$"), ("runn", "'runn'[.] Did you mean 'run'[?]$")):
+    for name, words in (
+        ("nothing", "no attribute 'nothing'[.]$"),
+        ("runn", "'runn'[.] Did you mean 'run'[?]$"),
+        ("validate", "mean 'plan'"),
+    ):
         with pytest.raises(AttributeError, match=words):
             getattr(vitlab, name)
 

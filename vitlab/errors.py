@@ -271,6 +271,10 @@ SYNONYMS: Mapping[str, str] = {
     "seeds": "replicates",
     "cross_entropy": "ce",
     "macs": "flops",
+    "compare": "report",
+    "plan": "validate",
+    "results": "status",
+    "list_components": "list",
 }
 """What things are called here, and elsewhere, in lower case without ``_``, ``-`` and spaces; the likeliest first.
 
