@@ -197,7 +197,7 @@ def compare(
     columns are mean and standard deviation of the test metric of the same name.  Printed or in a notebook, the
     frame shows the answers first, and rows selected of it a few numbers; ``.answers`` holds the answers as text,
     ``.notes`` the caveats, ``.tables`` the numbers of other sections as frames, such as ``tables["main_effects"]``, and
-    ``.figures`` the figures of the report, such as ``figures["arms"]``.
+    ``.figures`` the figures of the report, such as ``figures["arms"]``.  Copies and selections keep all of these.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
