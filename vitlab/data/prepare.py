@@ -105,9 +105,10 @@ class DataSource:
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
             if pictures:
                 _, y_N = select_classes(pictures[0].y_N, self.options["classes"])
-                count_K = torch.bincount(y_N) if y_N.ndim == 1 else y_N.sum(0)
+                info = self.info()
+                count_K = torch.bincount(y_N, minlength=info.classes) if y_N.ndim == 1 else y_N.sum(0)
                 most, least = count_K.argmax(), count_K.argmin()
-                names = self.info().labels or range(len(count_K))
+                names = info.labels or range(info.classes)
                 if count_K[most] > MAX_IMBALANCE * count_K[least]:
                     notes.append(
                         f"Classes are imbalanced: {count_K[most]:,} of the pictures to train and validate on are of "

@@ -138,7 +138,7 @@ class RunSpec(Frozen):
     deterministic: bool = True
     """On CUDA, request deterministic kernels."""
     timeout: PositiveFloat | None = None
-    """Seconds of training per attempt at a trial."""
+    """Seconds of training per attempt at a trial; by default there is no limit."""
     checkpoint_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     """Seconds of training after which a checkpoint is written while the training goes on; further ones are written at
     evaluations, and when the run is stopped."""
@@ -153,7 +153,7 @@ class RunSpec(Frozen):
     on_oom: Literal["fail", "cpu"] = "fail"
     """Action if a trial runs out of memory on a GPU that it has alone."""
     abort_study: Abort | None = None
-    """Share of failed trials at which the study is aborted."""
+    """Share of failed trials at which the study is aborted; by default it is not."""
     keep: Annotated[
         Weights,
         BeforeValidator(
@@ -161,8 +161,8 @@ class RunSpec(Frozen):
             json_schema_input_type=Literal["none", "last", "best"] | Weights,
         ),
     ] = Weights()
-    """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
-    steps."""
+    """Trained weights that stay after a trial, by default the last: none, last, best, or {every: N}, the last
+    ones and those after every N steps."""
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Test images, by index from 0, such as ``[0, 3]``, in which the report shows what the first seed of every arm
     attends to."""

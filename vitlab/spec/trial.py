@@ -106,7 +106,7 @@ class TrainSpec(Frozen):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ratio of the learning rate of a layer to the rate of the layer above; the head has the optimizer's rate."""
     clip_grad: PositiveFloat | None = None
-    """Largest global norm of the gradient."""
+    """Largest global norm of the gradient; by default any."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
     """tf32 rounds the factors of products and convolutions to 10 bits on GPUs, which is several times faster, and is
     fp32 on CPUs; bf16 and fp16 are autocast over fp32 weights; fp16 scales the loss, and skips steps whose gradients

@@ -361,7 +361,7 @@ class PictureSet(Dataset):
         if self._listing is None:
             self.info()
         if self._listing is None:  # info() may know the classes of a set that is not here
-            raise DataError(str(self.missing()))
+            raise DataError(self.missing() or f"{self.where} came while it was looked for; run the command again")
         return self._listing
 
     def notes(self) -> Sequence[str]:
