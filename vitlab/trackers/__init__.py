@@ -69,8 +69,7 @@ class Tracker(ABC):
         self.folder = store.study(plan.study)
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _require_names_within_folder(plan)
-        self._retry_at = 0.0
-        self._warned = False
+        self._retry_at = 0.0  #: 0.0 unless the last delivery failed
         self.warned = set[str]()  #: what has been logged since the last complete delivery
 
     @classmethod
@@ -146,15 +145,14 @@ class Tracker(ABC):
         return self.close(report)
 
     def warn(self, error: Exception) -> None:
-        """Log that deliveries are missing, once until all of them have succeeded, and each reason once."""
+        """Log that deliveries are missing, each reason once."""
         reason = public(" ".join(str(error).split()))[:300] or type(error).__name__
-        if not self._warned and f"{self.title}: {reason}" not in self.warned:
+        if f"{self.title}: {reason}" not in self.warned:
             log.warning(
                 "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
                 self.title,
                 reason,
             )
-        self._warned = True
         self.warned.add(f"{self.title}: {reason}")
 
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
@@ -166,10 +164,11 @@ class Tracker(ABC):
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
             return None
         except Exception as error:  # no error of a tracker, its files or its network may end a training
+            if not self._retry_at:  # one warning until all is delivered
+                self.warn(error)
             self._retry_at = time.monotonic() + PAUSE_S
-            self.warn(error)
             return None
-        self._warned = False
+        self._retry_at = 0.0
         self.warned.clear()
         return link or ""
 
