@@ -174,7 +174,9 @@ def test_reference_has_every_component_and_option(name: str, reference: dict[str
             if parameter.default is parameter.empty:
                 assert rows[option][2] == "required", (component, option)
             elif isinstance(parameter.default, bool | int | float | str):
-                shown = parameter.default if isinstance(parameter.default, str) else json.dumps(parameter.default)
+                default = parameter.default
+                default = float(f"{default:.6g}") if isinstance(default, float) else default
+                shown = default if isinstance(default, str) else json.dumps(default)
                 assert rows[option][2] == f"`{shown}`", (component, option)
         if (papers := re.findall(r"arXiv:(\d{4}\.\d{4,5})", inspect.getdoc(cls) or "")) and parameters:
             assert all(f"https://arxiv.org/abs/{paper}" in section for paper in papers), component

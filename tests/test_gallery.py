@@ -142,7 +142,7 @@ def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
         column.cells[index]
         for column in arm_columns(doc["arms"], plan.analysis, Scale.of(plan.analysis.metric, plan.units))
     )
-    yield from (answer for answer in doc["answers"] if answer.startswith(f"{arm} "))
+    yield from (answer for answer in doc["answers"] if f"{arm} is " in answer)
     for group in (section_columns("heads", doc), section_columns("tuning", doc)):
         for at, name in enumerate(group[0].cells if group else ()):
             yield from (column.cells[at] for column in group if name == arm)

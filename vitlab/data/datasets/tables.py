@@ -323,9 +323,13 @@ class ImageTable(PictureSet):
                 name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=local
             )
         except (OSError, ValueError) as error:  # what the library raises for networks, names and an empty cache
-            allow = "allow fetching it by 'download: missing', or " if local else ""
+            remedy = "allow fetching it by 'download: missing'"
+            if not local:
+                remedy = (
+                    f"fetching it failed: {first_sentence(error.__cause__ or error)}; check the name and the connection"
+                )
             raise DataError(
-                f"image_table: {name} is not here: {first_sentence(error)}; {allow}check the name and the connection"
+                f"image_table: {name} is not here: it is not in the cache of huggingface_hub; {remedy}"
             ) from None
         return Path(root, folder)
 
