@@ -293,7 +293,7 @@ ANSWER = {
     "store": "the output folder",
     "trained": "trainings of this run",
     "cached": "trainings of earlier runs, which are not repeated",
-    "failed": "trainings without a result after this run",
+    "failed": "trainings without a result after this run; a training that diverged has a result",
     "tracker": "name of the tracker; empty without one",
     "link": "address of the study in the tracker; None if it could not be reached",
     "elsewhere": "trials that other runs trained meanwhile",

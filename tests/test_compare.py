@@ -145,6 +145,7 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     reasons = results.assign(arm="broken " * 30 + "at last")
     monkeypatch.setenv("COLUMNS", "2")
     assert "at last" not in str(reasons), "no width of a terminal raises"
+    assert "failure" in str(reasons[["arm", *reasons.others]]).splitlines()[0], "also of all that are hidden otherwise"
     assert "at last" in str(reasons[["arm", "seed"]]), "of selected columns, texts are whole"
     monkeypatch.setenv("COLUMNS", "80")
     chosen = results[["arm", "seed", "status", "origins"]]

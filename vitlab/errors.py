@@ -317,7 +317,7 @@ def format_count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def first_sentence(error: Exception) -> str:
+def first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error's message on one line, or the error's type if it has no message."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitlab.models.contract import Model, evaluation_mode
 
-NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
 BATCH = 8  #: images of these at once
 PARTS = 14  #: most patches along a side of a model without patches: those of a ViT/16 at 224 pixels
 
@@ -25,12 +24,13 @@ def patch_grid(model: Model, x_BCHW: Tensor) -> tuple[int, int]:
     return rows, columns
 
 
-def integrated_gradients(model: Model, x_BCHW: Tensor, label: int, nodes: int = NODES) -> tuple[Tensor, float]:
+def integrated_gradients(model: Model, x_BCHW: Tensor, label: int, nodes: int) -> tuple[Tensor, float]:
     """Return what each patch adds to the logit of a class, from a plain image of the mean colour to this image.
 
-    The gradient of the logit is averaged over the straight line from the plain image, which normalisation makes zeros,
-    to the image, multiplied by the image, and summed over the pixels of each patch.  The logit of a segmentation is the
-    mean over its pixels.  The model runs in evaluation mode, in its own precision; its mode is restored.
+    The gradient of the logit, at ``nodes`` images, is averaged over the straight line from the plain image, which
+    normalisation makes zeros, to the image, multiplied by the image, and summed over the pixels of each patch.  The
+    logit of a segmentation is the mean over its pixels.  The model runs in evaluation mode, in its own precision; its
+    mode is restored.
 
     Returns:
         float64 (Y, X), and the image's logit minus the plain image's, the sum of the values if the logit is continuous

@@ -30,6 +30,7 @@ from vitlab.explaining.pictures import Array, Kind, Map, Scale
 from vitlab.models.contract import Model, evaluation_mode
 from vitlab.models.vit import ViT
 
+NODES = (32, 128, 512)  #: gradients of an attribution; more are taken if the sum of the patches is off with fewer
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
 CHECKED = 8  #: fewest patches of a check: of fewer, random choices would often be the map's own, as 1 of 4 patches
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
@@ -185,8 +186,11 @@ def explain(
         probability_C = _probabilities(logits_BC, head)[0]
         table = _prediction_table(probability_C, labels, subject.class_name, head)
         label = table["class"][0] if target is None else target
-        part_YX, difference = integrated_gradients(model, x_BCHW, label)
-        numbers = {"sum": float(part_YX.sum()), "logit_difference": difference}
+        for nodes in NODES:
+            part_YX, difference = integrated_gradients(model, x_BCHW, label, nodes)
+            numbers = {"sum": float(part_YX.sum()), "logit_difference": difference}
+            if not pictures.sums_differ(numbers):
+                break
         title = f"patches for (red) and against (blue) class {labels[label]}"
         maps["attribution"] = Map.of("attribution", title, part_YX.numpy(), numbers)
         whole = {"class": labels[label], "probability": float(probability_C[label])}

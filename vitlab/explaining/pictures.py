@@ -29,6 +29,7 @@ Labels = NDArray[np.int64]
 
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
+TOLERANCE = 0.05  #: largest relative error of an attribution's sum of patches
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
@@ -64,6 +65,12 @@ class Scale(NamedTuple):
         return f"{value:+#.3g}".rstrip(".") if self.low else percent(value)
 
 
+def sums_differ(numbers: Mapping[str, Any]) -> bool:
+    """Return whether an attribution's sum of patches is not the difference of the logits, which it approximates."""
+    total, difference = numbers["sum"], numbers["logit_difference"]
+    return bool(abs(total - difference) > TOLERANCE * abs(difference))
+
+
 class Map(NamedTuple):
     """Numbers over the grid of patches."""
 
@@ -88,6 +95,8 @@ class Map(NamedTuple):
         if "sum" in number:
             lines["sum of all patches"] = self.scale.format(number["sum"])
             lines["difference of the logits"] = self.scale.format(number["logit_difference"])
+            if sums_differ(number):
+                lines["sum"] = f"failed: off by more than {percent(TOLERANCE)}"
         if "probability" in number:
             mean, lowest, highest = (100 * number[f"without_random_{of}"] for of in ("mean", "lowest", "highest"))
             lines[f"probability of class {number['class']}"] = percent(number["probability"])

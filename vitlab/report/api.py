@@ -30,6 +30,7 @@ from vitlab.report.report import collect_report
 from vitlab.spec import read_document
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,7 @@ class Answer:
     store: Store
     trained: int  #: since this run began
     cached: int  #: trained by earlier runs
-    failed: int  #: without a result after this run
+    failed: int  #: without a result after this run; a diverged one has a result
     tracker: str  #: display name of the tracker; empty if the study has none
     link: str | None  #: address of the study in the tracker, empty if it has none; None if it could not be reached
     start_command: str = ""  #: command that serves the address; empty if it is served already
@@ -123,9 +124,11 @@ class Answer:
 
     @property
     def counts(self) -> str:
-        """Counts of trials: trained by this run, cached from earlier ones, and failed."""
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.trained} trained, {self.cached} cached from earlier runs{failed}"
+        """Counts of trials: trained by this run, cached from earlier ones, diverged in the whole study, and failed."""
+        states = [self.store.folder(item.trial).state() for item in self.plan.trials]
+        lost = {"diverged": states.count(Ending.DIVERGED), "failed": self.failed}
+        counts = "".join(f", {count} {name}" for name, count in lost.items() if count)
+        return f"{self.trained} trained, {self.cached} cached from earlier runs{counts}"
 
 
 def open_study(

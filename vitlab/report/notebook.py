@@ -36,8 +36,9 @@ class NamedFrame(pd.DataFrame):
     So has the text of its rows, also with further columns; of selected columns, the text has all.
     """
 
-    _metadata: ClassVar[list[str]] = ["heading", "others"]
+    _metadata: ClassVar[list[str]] = ["heading", "shown", "others"]
     heading = ""  #: what it shows
+    shown: Sequence[Hashable] = ()  #: the columns that its text has
     others: Sequence[Hashable] = ()  #: the other columns
 
     @property
@@ -48,12 +49,13 @@ class NamedFrame(pd.DataFrame):
     def from_table(cls, table: pd.DataFrame, heading: str, shown: Sequence[str]) -> Self:
         """Return a frame with what it shows, and the columns that its text has."""
         view = cls(table)
-        view.heading, view.others = heading, [name for name in table if name not in shown]
+        view.heading, view.shown = heading, [name for name in table if name in shown]
+        view.others = [name for name in table if name not in shown]
         return view
 
     def _shown_columns_and_note(self) -> tuple[pd.DataFrame, str]:
         """Return the columns that are shown, and a line that names all if these are fewer."""
-        if self.others and set(self.others) < set(self):
+        if self.others and {*self.shown, *self.others} <= set(self):
             return pd.DataFrame(self.drop(columns=self.others)), f"{self.heading}; columns: {', '.join(map(str, self))}"
         return pd.DataFrame(self), ""
 
