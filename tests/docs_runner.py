@@ -2,7 +2,9 @@
 
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
 are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch and
-validated a study once, so that nothing of one reaches the next and none pays for that.  Three things differ from what a reader does: a study
+validated a study once, so that nothing of one reaches the next and none pays for that.  A page may use a file of
+another page, to which it links as [`FILE`](PAGE.md), and a workflow's commands are run in a new git repository, which
+has the files of the page alone.  Three things differ from what a reader does: a study
 is trained in small (one seed, a few steps, no tracker), only the tutorial's report is drawn, for pictures know nothing
 of components, and ``pip install -e`` lays a package down without pip.
 
@@ -17,12 +19,14 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -96,7 +100,12 @@ def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
     (home / "vitlab-runs").mkdir(parents=True)
     for name in ("pipelines", "plugins", "docker", "constraints.txt", "pyproject.toml", "Makefile"):
         (home / name).symlink_to(ROOT / name)
-    trained = re.findall(r"(?m)^vitlab run (?!.*--smoke)(\S+)", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    for name, other in re.findall(r"\[`([\w.]+)`\]\((\w+\.md)\)", text):
+        for block in blocks(page.with_name(other)):
+            if block.title == name:
+                (home / name).write_text(block.text, encoding="utf-8")
+    trained = re.findall(r"(?m)^vitlab run (?!.*--smoke)(\S+)", text)
     reader = Reader(home, home, trained=frozenset(trained), drawn=page.name == DRAWN)
     for block in blocks(page):
         try:
@@ -140,13 +149,39 @@ def _do(block: Block, reader: Reader) -> None:
 def _study(block: Block, reader: Reader) -> None:
     """Validate a complete study as it is, or a part within a minimal study."""
     content = yaml.safe_load(block.text)
-    if block.title.startswith(".github/") or block.title in reader.trained:
+    if block.title.startswith(".github/"):
+        return _workflow(content, reader)
+    if block.title in reader.trained:
         return
     if "study" not in content:
         content = _over(yaml.safe_load(BASE), content)
     file = reader.here / f".shown-{block.line}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     _vitlab(["validate", file.name], reader)
+
+
+def _workflow(content: dict, reader: Reader) -> None:
+    """Run the commands of a workflow in a new repository with the files of the page, whose results are not committed."""
+    fresh = reader.home / "repository"
+    fresh.mkdir()
+    for file in reader.home.iterdir():
+        if file.is_file() and not file.is_symlink() and (not file.name.startswith(".") or file.name == ".gitignore"):
+            shutil.copy(file, fresh)
+    git = ["git", "-C", str(fresh)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    at_fresh = replace(reader, here=fresh)
+    for job in content["jobs"].values():
+        for step in job["steps"]:
+            if "pip" in (given := step.get("with", {})).get("cache", "") and "cache-dependency-path" not in given:
+                raise Failed("setup-python looks for requirements.txt or pyproject.toml to cache by, and ends without")
+            if "run" in step:
+                _command(shlex.split(step["run"]), at_fresh)
+    subprocess.run([*git, "add", "-A"], check=True)
+    listed = subprocess.run([*git, "ls-files"], check=True, capture_output=True, text=True).stdout.split()
+    if results := [file for file in listed if file.startswith("vitlab-runs")]:
+        raise Failed(f"git add -A adds results: {results[0]}")
+    if not (fresh / "vitlab-runs").is_dir():
+        raise Failed("no command of the workflow wrote results")
 
 
 def _over(below: dict, above: dict) -> dict:

@@ -594,6 +594,7 @@ def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeyp
         assert parsed["changes"] == ("seeds=[1, 2]",) and parsed["plugins"] == (Path("own.py"),)
         assert parsed["baseline"] == accepted / "gate.baseline.yaml" and "--out" not in words
     assert ["pip", "install", ADDRESS] in runs, "there is no package in this folder"
+    assert ["vitlab", "plugins", "--strict"] in runs[: runs.index(checks[0])]
     [python] = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
     values = read_baseline(accepted / "gate.baseline.yaml").values
     assert values is not None and values.versions["python"].startswith(f"{python}.")
