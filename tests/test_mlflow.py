@@ -1659,7 +1659,7 @@ def test_unreadable_journal_does_not_block_others(done: Runs) -> None:
     holds_all_once(done)
 
 
-def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
+def test_refused_user_is_told_what_is_missing(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     class Refuses(BaseHTTPRequestHandler):
         code = 401
 
@@ -1679,11 +1679,15 @@ def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Pa
         for Refuses.code in (401, 403):
             assert runs.tracker(uri).close() is None
         server.shutdown()
-    sentence = (
+    account, permission = (record.getMessage() for record in caplog.records)
+    assert (
         f"{uri} refuses this user; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to the name and password "
-        "of an account there"
+        "of an account there." in account
     )
-    assert [record.getMessage().count(sentence) for record in caplog.records] == [1, 1]
+    assert (
+        f"{uri} answers 403: this account lacks the permission EDIT on the experiments tiny and tiny/arms, which their "
+        "owner can give, or use one account for all; or --allowed-hosts of the server lacks this address." in permission
+    )
 
 
 # -- many -------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,10 @@ UNENDED = {("RUNNING", "SCHEDULED"): "still running or never ended", ("KILLED",)
 KINDS = ("params", "tags", "metrics")
 STATUS = "mlflow.status"  #: column of the statuses of runs
 _PAGE = re.compile(r"/experiments/([^/?]+).*")
-ACCESS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+ACCESS = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the "
+    "permission READ on the experiment"
+)
 REMEDIES = {
     "migrate-filestore": "this MLflow reads no folders: type mlflow migrate-filestore --source {folder} "
     "--target sqlite:///mlflow.db, and give sqlite:///mlflow.db#NAME",

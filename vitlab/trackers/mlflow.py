@@ -127,11 +127,8 @@ class MlflowTracker(Replay):
             self._runs = None
             if not self.address.is_reachable():
                 raise Unreachable(f"{public(self.address.uri)} no longer answers") from error
-            if getattr(error, "error_code", "") in service.REFUSALS:
-                raise Unreachable(
-                    f"{public(self.address.uri)} refuses this user; set MLFLOW_TRACKING_USERNAME and "
-                    "MLFLOW_TRACKING_PASSWORD to the name and password of an account there"
-                ) from error
+            if sentence := service.REFUSALS.get(getattr(error, "error_code", "")):
+                raise Unreachable(f"{public(self.address.uri)} {sentence.format(self.plan.study)}") from error
             raise
 
     # -- trials -------------------------------------------------------------------------------------------------------

@@ -36,8 +36,13 @@ SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
-REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-"""MLflow's codes for a server that refuses the user."""
+REFUSALS = {
+    "UNAUTHENTICATED": "refuses this user; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to the name and "
+    "password of an account there",
+    "PERMISSION_DENIED": "answers 403: this account lacks the permission EDIT on the experiments {0} and {0}/arms, "
+    "which their owner can give, or use one account for all; or --allowed-hosts of the server lacks this address",
+}
+"""MLflow's codes for a server that refuses the user, and what to say of a study."""
 
 ARTIFACTS = "mlartifacts"  #: folder of artifacts beside a database file
 PROBE_S = 10.0  #: time within which a server says that it is there; a busy one needs seconds
