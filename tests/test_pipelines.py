@@ -182,9 +182,9 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     assert all(arm["cost"]["images"] == images for arm in data["arms"])
     output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
     assert "Training time is of one GPU, computed and not measured" in output
-    assert "36 to 13 % of 312 TFLOP/s (--device-tflops)" in output
+    assert "36 to 8 % of 312 TFLOP/s (--device-tflops)" in output
     total = 3600 * 3 * sum(hours.values()) * 989 / 312
-    assert f"in all {format_duration(total / 0.36)} to {format_duration(total / 0.13)}." in output
+    assert f"in all {format_duration(total / 0.36)} to {format_duration(total / 0.08)}." in output
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     from vitlab.trackers.delivery import sync
 
     choice = {name: value for name, value in (("type", tracker), ("uri", tracking_uri)) if value is not None}
-    deliveries = sync(folder, tracker=choice or None)
+    deliveries = sync(folder, tracker=choice or None, say=say)
     if not deliveries:
         say(f"no study in {folder} has a tracker to deliver to")
     lines = [

@@ -61,13 +61,19 @@ class Delivery:
         return f"delivered {', '.join(items)}" if items else "nothing was missing"
 
 
-def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None = None) -> list[Delivery]:
+def sync(
+    folder: str | Path,
+    *,
+    tracker: Choice | str | Mapping[str, Any] | None = None,
+    say: Callable[[str], object] = log.debug,
+) -> list[Delivery]:
     """Deliver the journals of every study in an output folder.
 
     Args:
         folder: the output folder.
         tracker: the tracker to deliver to, as in ``run.tracker``; by default the one in each study's file, unless it
             has options that need confirmation, such as a server on another machine.
+        say: shows a sentence on progress.
 
     Raises:
         UserError: if the tracker is not installed or its options cannot work; also if files of a study are damaged,
@@ -97,6 +103,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             built.warned = warned  # a server that does not answer is told once
+            say(f"{plan.study}: {built.title} gets what it lacks; for many trials this takes minutes")
             link = built.sync(sorted((file.parent / "report").glob("*")))
             deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))
     if unreadable:
