@@ -86,11 +86,6 @@ def plan_command(
         click.echo(parts_to_text(*forecast(plan, store).sentences(plan)), nl=False)
 
 
-SHARES = (0.36, 0.08)
-"""Of an H100's 989 TFLOP/s in bf16, attained by ViT-B/16 by ``compiled`` and ViT-Ti/16 by ``loop``: BENCHMARKS.md, whose
-MFU is relative to a measured 720."""
-
-
 @dataclass(frozen=True)
 class ArmCost:
     """Cost of an arm's model and of one training; None where it is unknown."""
@@ -99,7 +94,9 @@ class ArmCost:
     macs: int  #: multiply-accumulates of one image, forward
     images: int | None
     train_macs: int | None
-    hours_at_peak: float | None  #: of one GPU at its peak rate, of which a training attains a share, as in `SHARES`
+    hours_at_peak: (
+        float | None
+    )  #: of one GPU at its peak rate, of which a training attains a share: see :func:`_format_hours`
     tflops: float | None  #: the peak rate; None for a CPU
 
 
@@ -160,17 +157,16 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
         columns += [
             column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
-        ]
-        if any(cost.tflops for cost in costs.values()):
-            columns.append(
-                column_of_costs("training time", lambda cost: _format_hours(cost.hours_at_peak) if cost else "")
-            )
+            column_of_costs("training time", lambda cost: _format_hours(cost.hours_at_peak) if cost else ""),
+        ][: 3 if next(iter(costs.values())).tflops else 2]
     return columns
 
 
 def _format_hours(hours: float | None) -> str:
     """Format the shortest and the longest time of a GPU that would take these hours at its peak rate."""
-    return "?" if hours is None else " to ".join(format_duration(3600 * hours / share) for share in SHARES)
+    # ViT-B/16 by ``compiled`` and ViT-Ti/16 by ``loop``, of an H100's 989 TFLOP/s in bf16.  The MFU of BENCHMARKS.md is
+    # relative to a measured 720.
+    return "?" if hours is None else " to ".join(format_duration(3600 * hours / share) for share in (0.36, 0.08))
 
 
 def _describe_costs(plan: Plan, costs: Costs) -> str:
@@ -183,8 +179,8 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
         )
     sentence = (
         "Training time is of one GPU, computed and not measured: 3 x MACs x images seen, of 2 operations each, at "
-        f"{100 * SHARES[0]:g} to {100 * SHARES[1]:g} % of {cost.tflops:g} TFLOP/s (--device-tflops), as an H100 trained "
-        "ViT-B/16 by engine compiled and ViT-Ti/16 by loop; other GPUs and smaller models may attain another share"
+        f"36 to 8 % of {cost.tflops:g} TFLOP/s (--device-tflops), as an H100 trained ViT-B/16 by engine compiled and "
+        "ViT-Ti/16 by loop; other GPUs and smaller models may attain another share"
     )
     hours = {arm: cost.hours_at_peak for arm, cost in costs.items() if cost.hours_at_peak is not None}
     if len(hours) < len(costs):

@@ -46,10 +46,6 @@ UNENDED = {("RUNNING", "SCHEDULED"): "still running or never ended", ("KILLED",)
 KINDS = ("params", "tags", "metrics")
 STATUS = "mlflow.status"  #: column of the statuses of runs
 _PAGE = re.compile(r"/experiments/([^/?]+).*")
-ACCESS = (
-    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the "
-    "permission READ on the experiment"
-)
 REMEDIES = {
     "migrate-filestore": "this MLflow reads no folders: type mlflow migrate-filestore --source {folder} "
     "--target sqlite:///mlflow.db, and give sqlite:///mlflow.db#NAME",
@@ -147,7 +143,10 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
 def _describe_read_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
     if getattr(error, "error_code", "") in service.REFUSALS:
-        return f"refuses access; {ACCESS}"
+        return (
+            "refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an "
+            "account with the permission READ on the experiment"
+        )
     text = str(error)
     for part, remedy in REMEDIES.items():
         if part in text:

@@ -65,7 +65,7 @@ def sync(
     folder: str | Path,
     *,
     tracker: Choice | str | Mapping[str, Any] | None = None,
-    say: Callable[[str], object] = log.debug,
+    say: Callable[..., None] = log.debug,
 ) -> list[Delivery]:
     """Deliver the journals of every study in an output folder.
 
