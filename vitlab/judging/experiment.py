@@ -143,10 +143,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
 def _describe_read_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
     if getattr(error, "error_code", "") in service.REFUSALS:
-        return (
-            "refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an "
-            "account with the permission READ on the experiment"
-        )
+        return "refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     text = str(error)
     for part, remedy in REMEDIES.items():
         if part in text:
