@@ -94,9 +94,7 @@ class ArmCost:
     macs: int  #: multiply-accumulates of one image, forward
     images: int | None
     train_macs: int | None
-    hours_at_peak: (
-        float | None
-    )  #: of one GPU at its peak rate, of which a training attains a share: see :func:`_format_hours`
+    hours_at_peak: float | None  #: of one GPU at its peak rate
     tflops: float | None  #: the peak rate; None for a CPU
 
 
