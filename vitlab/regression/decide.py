@@ -123,10 +123,11 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
     values_C2N = np.array([replicates.values_to_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
     lost_C2N = np.array([[np.isin(seeds, [*side]) for side in pair.lost] for pair in family])
     trainings = list(dict.fromkeys(pair.arm for pair in family))
+    margin, min_abs, quantum = np.array([(pair.margin, pair.min_abs, pair.quantum) for pair in family]).T
     cells = Cells(
-        margin=np.array([pair.margin for pair in family]),
-        min_abs=np.array([pair.min_abs for pair in family]),
-        quantum=np.array([pair.quantum for pair in family]),
+        margin,
+        min_abs,
+        quantum,
         trainings=np.array([trainings.index(pair.arm) for pair in family]),
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
@@ -142,43 +143,32 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
 
 
 def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) -> Cell:
-    names = (
-        "pairs",
-        "identical",
-        "means",
-        "drop",
-        "se",
-        "worst",
-        "p",
-        "p_adjusted",
-        "lost_or_collapsed",
-        "seeds",
-        "collapsed",
-    )
-    of_cell = {name: getattr(judgements, name)[0, index].tolist() for name in names}
-    n, identical = of_cell["pairs"], of_cell["identical"]
+    def of_cell(name: str) -> Any:
+        return getattr(judgements, name)[0, index].tolist()
+
+    n, identical = of_cell("pairs"), of_cell("identical")
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
-    by_t = is_judged and not identical and of_cell["se"] > 0
+    by_t = is_judged and not identical and of_cell("se") > 0
     # A refused cell has no means, such as of two data sets, which nobody should subtract.
-    old, new = (NAN if pair.refused else pair.sign * mean + 0.0 for mean in of_cell["means"])  # 0.0 in place of -0.0
+    old, new = (NAN if pair.refused else pair.sign * mean + 0.0 for mean in of_cell("means"))  # 0.0 in place of -0.0
     same: dict[str, Any] = {name: getattr(pair, name) for name in ("arm", "metric", "margin", "min_abs", "seconds")}
-    same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
-    same |= {name: tuple(of_cell[name]) for name in ("lost_or_collapsed", "seeds", "collapsed")}
+    same |= {name: of_cell(name) if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
+    same |= {name: tuple(of_cell(name)) for name in ("lost_or_collapsed", "seeds", "collapsed")}
     cell = Cell(
-        verdict=VERDICTS[judgements.verdict[0, index]] if is_judged else "inconclusive",
+        verdict=VERDICTS[of_cell("verdict")] if is_judged else "inconclusive",
         reason="",
         n=n,
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
         old=old,
         new=new,
-        worse_by=NAN if pair.refused else of_cell["drop"],
-        se=of_cell["se"] if by_t else NAN,
+        worse_by=NAN if pair.refused else of_cell("drop"),
+        se=of_cell("se") if by_t else NAN,
         alpha=alpha,
         family=int(judgements.family[0]),
         **same,
     )
     more = ""
-    if judgements.has_more[0, index]:
+    if of_cell("has_more"):
         (old, new), (seeds_old, seeds_new) = cell.lost_or_collapsed, cell.seeds
         more = (
             f"{new} of {seeds_new} trainings were lost or collapsed ({cell.collapsed[1]} collapsed), "
