@@ -17,7 +17,7 @@ import vitlab
 from vitlab.errors import TrialFailed, UserError
 from vitlab.executors import Job, JobEnd, JobTrial, machine
 from vitlab.executors.local import Local
-from vitlab.executors.machine import GpuRequest, Placement
+from vitlab.executors.machine import Placement
 from vitlab.executors.worker import WorkerCommand
 from vitlab.planning.values import Trial
 from vitlab.runner.job import NODE_VARIABLE, Settings, TrialEnd
@@ -296,14 +296,14 @@ def test_stop_request_stops_all_ranks_at_one_step(
 
 
 def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
-    placement, pair = Placement(["0", "1", "2", "3", "4"]), GpuRequest(count=2)
-    assert placement.assign_gpus("quarter", GpuRequest(0.25)) == "0"
-    assert [placement.assign_gpus(name, pair) for name in "abc"] == ["1,2", "3,4", None]
+    placement = Placement(["0", "1", "2", "3", "4"])
+    assert placement.assign_gpus("quarter", 0.25, 1) == "0"
+    assert [placement.assign_gpus(name, 1.0, 2) for name in "abc"] == ["1,2", "3,4", None]
     placement.remove("a")
-    assert placement.assign_gpus("half", GpuRequest(0.5)) == "1" and placement.assign_gpus("c", pair) is None
+    assert placement.assign_gpus("half", 0.5, 1) == "1" and placement.assign_gpus("c", 1.0, 2) is None
     placement.remove("half")
-    assert placement.assign_gpus("c", pair) == "1,2"
-    assert placement.capacity(pair) == 2 and not placement.capacity(GpuRequest(count=6))
+    assert placement.assign_gpus("c", 1.0, 2) == "1,2"
+    assert placement.capacity(1.0, 2) == 2 and not placement.capacity(1.0, 6)
 
     monkeypatch.setattr(machine, "usable_gpus", lambda: ["0", "1", "2", "3"])
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))

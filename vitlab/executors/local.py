@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
 from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor
-from vitlab.executors.machine import GpuRequest, Placement
+from vitlab.executors.machine import Placement
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
 from vitlab.runner.job import Job
@@ -94,9 +94,9 @@ class Local(PollingExecutor):
         cores, budget = machine.usable_cores(), machine.count_usable_cores()
         cores_per_trial = run.resources.cores(run.threads)
         self._placement = Placement(self._gpus)
-        self._request = self._gpu_request()
+        self._share, self._count = self._share_and_count_of_gpus()
         if self._gpus:
-            places = self._placement.capacity(self._request)
+            places = self._placement.capacity(self._share, self._count)
             if run.resources.cpu is not None:
                 places = max(1, min(places, budget // cores_per_trial))
         else:  # one trial at a time on the only GPU of a Mac
@@ -141,8 +141,8 @@ class Local(PollingExecutor):
         """Return the job with twice its share of a GPU; None on a machine without any, or for a whole one."""
         return super().with_more_memory(job) if self._gpus else None
 
-    def _gpu_request(self) -> GpuRequest:
-        """Return the GPU request of one trial of this study."""
+    def _share_and_count_of_gpus(self) -> tuple[float, int]:
+        """Return the share of a GPU that a trial of this study needs, and the number of GPUs."""
         share, count = self.run.resources.gpu, 1
         if share is not None and share > 1:
             share, count = 1.0, int(share)
@@ -153,15 +153,15 @@ class Local(PollingExecutor):
                 )
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
-        return GpuRequest(share, count)
+        return share, count
 
     def _start_waiting_jobs(self) -> None:
         """Start waiting jobs in order as far as GPUs have room for them."""
         while self._waiting:
             job, gpu = self._waiting[0], ""
             if self._gpus and job.settings.device != "cpu":
-                share = job.gpu or self._request.share
-                assigned = self._placement.assign_gpus(job.folder, replace(self._request, share=share))
+                share = job.gpu or self._share
+                assigned = self._placement.assign_gpus(job.folder, share, self._count)
                 if assigned is None:
                     return
                 job, gpu = replace(job, gpu=share), assigned  # with the share that a retry after ``oom`` doubles

@@ -108,18 +108,10 @@ def _is_cuda_build() -> bool:
 # -- trials on GPUs ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GpuRequest:
-    """GPU request of a trial."""
-
-    share: float = 1.0  #: from 0, exclusive, to 1
-    count: int = 1  #: number of GPUs
-
-
 @dataclass
 class _Tenant:
     gpus: tuple[str, ...]
-    request: GpuRequest
+    share: float
     started: bool = False
 
 
@@ -134,19 +126,24 @@ class Placement:
         self.gpus = tuple(gpus)
         self._tenants: dict[Hashable, _Tenant] = {}
 
-    def assign_gpus(self, name: Hashable, request: GpuRequest) -> str | None:
+    def assign_gpus(self, name: Hashable, share: float, count: int) -> str | None:
         """Assign a trial to the least used GPU that has room and awaits no trial's first step.
+
+        Args:
+            name: the trial.
+            share: of each of its GPUs, from 0, exclusive, to 1.
+            count: number of its GPUs.
 
         Returns:
             The GPU, or as many as requested, separated by commas; None if there is no room yet.
         """
         assert name not in self._tenants
         ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._tenants_of(gpu)))
-        available = [gpu for gpu in ready if round(self.used_share(gpu) + request.share, 6) <= 1]
-        if len(available) < request.count:
+        available = [gpu for gpu in ready if round(self.used_share(gpu) + share, 6) <= 1]
+        if len(available) < count:
             return None
-        selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
-        self._tenants[name] = _Tenant(tuple(selected), request)
+        selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[:count]
+        self._tenants[name] = _Tenant(tuple(selected), share)
         return ",".join(selected)
 
     def mark_started(self, name: Hashable) -> None:
@@ -160,11 +157,11 @@ class Placement:
 
     def used_share(self, gpu: str) -> float:
         """Return the sum of the shares on a GPU; ten times 0.1 is 1, and three times 0.33333334."""
-        return round(math.fsum(tenant.request.share for tenant in self._tenants_of(gpu)), 6)
+        return round(math.fsum(tenant.share for tenant in self._tenants_of(gpu)), 6)
 
-    def capacity(self, request: GpuRequest) -> int:
+    def capacity(self, share: float, count: int) -> int:
         """Return the number of equal trials that the GPUs hold together."""
-        return len(self.gpus) * int(round(1 / request.share, 6)) // request.count
+        return len(self.gpus) * int(round(1 / share, 6)) // count
 
     def _tenants_of(self, gpu: str) -> list[_Tenant]:
         return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]
