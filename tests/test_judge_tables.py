@@ -177,9 +177,18 @@ def test_numbers_are_read_as_their_column_writes_them(tmp_path: Path, cells: lis
     [
         (
             ["1,200", "1,300"],
-            "'1,200' in line 2 of column 'loss' or '1,300' in line 3 of column 'loss': commas may stand",
+            "'1,200' in line 2 of column 'loss'; '1,300' in line 3 of column 'loss': commas may stand",
         ),
-        (["0,81", "0.82"], "'0,81' in line 2 of column 'loss' or '0.82' in line 3 of column 'loss': commas may stand"),
+        (
+            ["0,81", "0.82"],
+            "'0,81' in line 2 of column 'loss', unlike '0.82' in line 3 of column 'loss': commas may stand",
+        ),
+        (
+            ["n/a?", "3", "0.81", "0.82", "0,83", "0.84", "0,83"],
+            ".csv: '0,83' in line 6 of column 'loss'; '0,83' in line 8 of column 'loss', unlike '0.81' in line 4 of",
+        ),
+        (["x", "0.5", "x"], ".csv: 'x' in line 4 of column 'loss' is not a number"),
+        (["n/a?", "81 %", "82", "83 %"], ".csv: '82' in line 4 of column 'loss', unlike '81 %' in line 3 of column"),
         (["51.9 +/- 1.4"], "'51.9 +/- 1.4' in line 2 of column 'loss' is a mean with its spread; write the value of"),
         (["51.9\u00b11.4"], "is a mean with its spread"),
         (["51.9 (1.4)"], "is a mean with its spread"),
@@ -190,8 +199,8 @@ def test_numbers_are_read_as_their_column_writes_them(tmp_path: Path, cells: lis
         (["1,200.5"], "is not a number"),
         (["0x1A"], "is not a number"),
         (["#DIV/0!"], "is not a number"),
-        (["81 %", "0.82"], "'0.82' in line 3 of column 'loss' has no percent sign, unlike other cells"),
-        (["81 %", "0.82", "0.83"], "'81 %' in line 2 of column 'loss' has a percent sign, unlike other cells"),
+        (["81 %", "0.82"], "'0.82' in line 3 of column 'loss', unlike '81 %' in line 2 of column 'loss': write the"),
+        (["81 %", "0.82", "0.83"], "'81 %' in line 2 of column 'loss', unlike '0.82' in line 3 of column 'loss': write the"),
     ],
 )
 def test_cell_that_is_no_value_is_refused_with_its_place(tmp_path: Path, cells: list[str], message: str) -> None:
@@ -560,7 +569,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     text = refusal(tmp_path, content, arm="arm", seed="seed", baseline="c")
     for part in (
         "'94 \u00b1 1' in line 10 of column 'acc' is a mean",
-        "'92.7%' in line 6 of column 'acc' has a percent sign",
+        "'92.7%' in line 6 of column 'acc', unlike '92.9' in line 4 of column 'acc': write the percent sign",
         "2 rows of arm 'a' with seed 2, with different values: line 8; line 9",
         "no arm 'c'. Arms: a; b.",
         "'acc' seems to hold shares and percents",

@@ -379,22 +379,25 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     def where(row: Any) -> str:
         return f"'{str(cells[row]).strip()}' in {place(row)}"
 
-    wrong = numerals[~has_point & ~has_comma].drop_duplicates()
+    def fewer(*groups: pd.Series[Any]) -> str:
+        few, *many = sorted((group.index for group in groups if len(group)), key=len)
+        return shortlist([*map(where, few)]) + "".join(f", unlike {where(rows[0])}" for rows in many)
+
+    wrong = numerals[~has_point & ~has_comma]
     remarks.add_mistakes(
         *(f"{where(row)} {SPREAD_FAULT if _SPREAD.fullmatch(text) else NUMBER_FAULT}" for row, text in wrong.items())
     )
-    commas = numerals[has_comma & ~has_point]
-    if len(commas) and ((has_point & ~has_comma).any() or commas.str.fullmatch(THOUSANDS).all()):
-        listed = " or ".join(map(where, numerals.drop_duplicates().index[:2]))
-        remarks.add_mistakes(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
+    points, commas = numerals[has_point & ~has_comma], numerals[has_comma & ~has_point]
+    if len(commas) and (len(points) or commas.str.fullmatch(THOUSANDS).all()):
+        remarks.add_mistakes(
+            f"{fewer(commas, points)}: commas may stand before decimals or between thousands; write decimal points"
+        )
+    numerals = numerals[has_point | has_comma]
     has_sign = lower[numerals.index].str.endswith("%")
     if has_sign.any() and not has_sign.all():
-        row: Any = (has_sign == (has_sign.mean() < 0.5)).idxmax()  # of the fewer cells
-        article = "a" if has_sign[row] else "no"
-        remarks.add_mistakes(
-            f"{where(row)} has {article} percent sign, unlike other cells; write it in all of them or in none"
-        )
-    numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
+        cells_of_few = fewer(numerals[~has_sign], numerals[has_sign])
+        remarks.add_mistakes(f"{cells_of_few}: write the percent sign in all cells or in none")
+    numbers = numerals.str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
     is_percent = bool(has_sign.any() and has_sign.all())
     return replace(_infer_endings(np.asarray(numbers, np.float64), endings), is_percent=is_percent)
