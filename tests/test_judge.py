@@ -241,9 +241,21 @@ def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
         table(tmp_path / "r.csv", [*rows, rows[0]])
     )
     with pytest.raises(
-        UserError, match=r"2 rows of arm 'a' with seed 0, with different values: line 2; line 8; keep one"
+        UserError, match=r"1 training: 2 rows of arm 'a' with seed 0 \(line 2; line 8\); keep one of them"
     ):
         notes_of(table(tmp_path / "r.csv", [*rows, {**rows[0], "acc": 0.5}]))
+    # All are counted; of copies, the first are listed, of trainings with epochs, one.
+    many = [{**row, "run": seed} for seed in range(4) for row in rows[::3]]
+    other = [{**row, "acc": 0.1} for row in many]
+    for epochs, listed in ((0, 0), 5), ((0, 1), 1):
+        doubled = [{**row, "epoch": epoch} for epoch, part in zip(epochs, (many, other), strict=True) for row in part]
+        with pytest.raises(UserError) as error:
+            notes_of(table(tmp_path / "r.csv", doubled))
+        text = str(error.value)
+        assert "several values for 8 trainings: 2 rows of arm" in text and f") and {8 - listed} more" in text
+        assert (
+            text.count("2 rows of arm") == listed and "\n" not in text and ("differ in epoch" in text) == (listed == 1)
+        )
 
 
 @pytest.mark.parametrize(

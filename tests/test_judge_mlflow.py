@@ -408,7 +408,7 @@ def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, plac
         (
             "#twice",
             {"metric": "acc", "seed": "tags.seed"},
-            "2 runs of arm 'a' with seed 0, with different values: of 0",
+            "several values for 1 training: 2 runs of arm 'a' with seed 0 (of 0",
         ),
     ],
 )

@@ -200,7 +200,10 @@ def test_numbers_are_read_as_their_column_writes_them(tmp_path: Path, cells: lis
         (["0x1A"], "is not a number"),
         (["#DIV/0!"], "is not a number"),
         (["81 %", "0.82"], "'0.82' in line 3 of column 'loss', unlike '81 %' in line 2 of column 'loss': write the"),
-        (["81 %", "0.82", "0.83"], "'81 %' in line 2 of column 'loss', unlike '0.82' in line 3 of column 'loss': write the"),
+        (
+            ["81 %", "0.82", "0.83"],
+            "'81 %' in line 2 of column 'loss', unlike '0.82' in line 3 of column 'loss': write the",
+        ),
     ],
 )
 def test_cell_that_is_no_value_is_refused_with_its_place(tmp_path: Path, cells: list[str], message: str) -> None:
@@ -298,7 +301,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         (
             "arm,seed,epoch,acc\na,0,0,0.5\na,0,1,0.6\n",
             "arm",
-            "line 2; line 3, which differ in epoch; judge needs the f",
+            "(line 2; line 3), which differ in epoch; judge needs the f",
         ),
         ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, or name a seed"),
         (
@@ -309,7 +312,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         (
             WIDE.replace("1,0.82", "0,0.82"),
             None,
-            "2 rows of arm 'vit' with seed 0, with different values: line 2; line 3",
+            "several values for 2 trainings: 2 rows of arm 'vit' with seed 0 (line 2; line 3); 2 rows of arm 'rope' with",
         ),
         (",vit,rope\ncount,3,3\nmean,0.8,0.9\nstd,0.1,0.1\n", None, "no training remains. Seeds are"),
     ],
@@ -570,7 +573,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     for part in (
         "'94 \u00b1 1' in line 10 of column 'acc' is a mean",
         "'92.7%' in line 6 of column 'acc', unlike '92.9' in line 4 of column 'acc': write the percent sign",
-        "2 rows of arm 'a' with seed 2, with different values: line 8; line 9",
+        "several values for 1 training: 2 rows of arm 'a' with seed 2 (line 8; line 9); keep one",
         "no arm 'c'. Arms: a; b.",
         "'acc' seems to hold shares and percents",
     ):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.errors import nearest
+from vitlab.errors import format_count, list_some, nearest
 from vitlab.judging import files
 from vitlab.judging.criterion import infer_goal
 from vitlab.judging.files import (
@@ -314,15 +314,21 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     keys, has_value = ["arm", "seed"], frame["value"].notna()
     if not frame.duplicated(keys).any():
         return frame
-    distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
-    for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
-        group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
-        varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
+    repeated = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)
+    if clashes := [rows for _, rows in repeated if rows["value"].nunique() > 1]:
+        texts = [others.loc[rows.index].astype(str).nunique() for rows in clashes]
+        varied = [name for name in column_names(others) if any(counts[name] > 1 for counts in texts)]
         is_history = any(infer_auxiliary_role(name) == "step" for name in varied)
         remedy = FINALS if is_history else "keep one of them, or name a seed that differs, or their data set by --block"
+        listed = [
+            f"{table.count(rows)} of arm '{rows['arm'].iloc[0]}' with seed {rows['name'].iloc[0]} "
+            f"({table.row_labels(rows.index)})"
+            for rows in clashes
+        ]
         remarks.add_mistakes(
-            f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
+            f"several values for {format_count(len(clashes), 'training')}: "
+            f"{list_some(listed, 1 if is_history else files.MAX_LISTED, '; ')}"
+            f"{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if len(out := frame.index[is_retried]):
