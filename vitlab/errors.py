@@ -258,6 +258,7 @@ SYNONYMS: Mapping[str, str] = {
     "min": "minimize minimise lower",
     "bonferroni": "fdr bh benjaminihochberg",
     "accuracy": "acc top1",
+    "acc": "accuracy top1",
     "auto": "softmax mha mhsa multihead multiheadattention selfattention vanilla",
     "sdpa": "flash flashattention",
     "constant": "none",
@@ -296,8 +297,9 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     close = anagrams or get_close_matches(plain, by_plain, n=1, cutoff=0.6 if len(plain) > 3 else 0.7)
     if close:
         return by_plain[close[0]]
-    # A value in the name of an arm, such as rope2d in position=rope2d.
-    parts = [one for one in names if len(plain) > 2 and str(name) in re.split(r"[=, ]+", str(one))]
+    # A value in the name of an arm, such as rope2d in position=rope2d, or a metric in the name of a column: val_acc.
+    part = rf"(?<![^\W_]){re.escape(str(name))}(?![^\W_])"
+    parts = [one for one in names if len(plain) > 2 and re.search(part, str(one))]
     return parts[0] if len(parts) == 1 else None
 
 

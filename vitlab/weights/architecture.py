@@ -309,7 +309,8 @@ class Inference:
         if dim % HEAD_DIM:
             raise WeightsError(
                 f"no tensor shows the number of heads, and a width of {dim} is neither that of a published size nor a "
-                f"multiple of {HEAD_DIM}; give it (--heads, or heads of a teacher in a study)"
+                f"multiple of {HEAD_DIM}; give it (--heads, or heads of a teacher in a study; init_from takes the "
+                "model's)"
             )
         self.assumed.append(f"{dim // HEAD_DIM} heads, of {HEAD_DIM} channels each")
         return dim // HEAD_DIM
