@@ -148,7 +148,7 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     assert "at last" in str(reasons[["arm", "seed"]]), "of selected columns, texts are whole"
     monkeypatch.setenv("COLUMNS", "80")
     hidden = results[["arm", *results.others]]
-    assert "of old; columns:" not in str(hidden) and "images" in str(hidden).splitlines()[0], "all that are hidden else"
+    assert "of old; columns:" not in str(hidden) and "images" in str(hidden), "also all that are hidden elsewhere"
     chosen = results[["arm", "seed", "status", "origins"]]
     assert repr(chosen) == repr(pd.DataFrame(chosen)) and "mine" in str(results.assign(mine=1)).splitlines()[0]
     for shown in (str(results.query("seed > 2")), results.query("seed > 2")._repr_html_()):
