@@ -154,8 +154,7 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
             steps[item.planned.arm].append(item.result.outcome.steps)
             schedules.add(train.schedule.type)
     if len({number for some in steps.values() for number in some}) > 1:
-        ends = {arm: dict.fromkeys((f"{min(some):,}", f"{max(some):,}")) for arm, some in steps.items()}
-        arms = ", ".join(f"{arm} {' to '.join(each)}" for arm, each in ends.items())
+        arms = ", ".join(f"{arm} {phrasing.format_range(some)}" for arm, some in steps.items())
         what = "cost" if schedules == {"constant"} else "cost and in the last learning rate"
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in {what}: {arms}."
 
@@ -198,20 +197,23 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
 
 
 def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a note if no interval of a mean lies beyond what guessing reaches."""
+    """Yield a note on arms of which the interval of the mean does not lie beyond what guessing reaches."""
     facts, sign = plan.facts(plan.analysis.metric), 1 if plan.analysis.goal == "max" else -1
-    chance, some = {} if facts is None else facts.chance, [row for row in rows if row["n"]]
-    for row in some:
+    chance, arms = {} if facts is None else facts.chance, []
+    for row in rows:
         at, level = row["low" if sign > 0 else "high"], chance.get(row["arm"])
         if at is None and row["n"] > 1 and not row["collapsed"]:
             at = row["mean"]  # of equal seeds
-        if at is None or level is None or sign * (at - level) > 1e-6 * abs(level):  # metrics are of float32
-            return
-    if some:
+        if at is not None and level is not None and sign * (at - level) <= 1e-6 * abs(level):  # metrics are of float32
+            arms.append(row["arm"])
+    if arms:
         yield (
-            "Warning: no arm is shown to be better than chance: no interval of a mean lies beyond what guesses reach. "
-            "If single seeds are at chance, too, the arms have learned nothing, and their differences say nothing "
-            "about trained ones: train longer. If seeds are clearly better, more of them narrow the intervals."
+            f"Warning: not shown to be better than chance: {list_or_count(arms)}. The interval of the mean includes "
+            "what guesses reach, or is worse. If single seeds are at chance, too, nothing was learned, and differences "
+            "say nothing about trained arms: train longer. If seeds are clearly better, more of them narrow the "
+            "interval."
+            + " If the candidates of a tuning are at chance, too, its grid may hold no value that works: extend it."
+            * bool(plan.tuning)
         )
 
 
@@ -460,7 +462,8 @@ def _note_varied_streams(results: StudyResults) -> Iterator[str]:
         line += _describe_varied_splits(set(results.overlap.values()))
     elif "split" in streams[0]:
         line += (
-            " The validation split is the same in all: intervals cover training again on this split, not another split."
+            " The validation split is the same in all: intervals cover training again on the same images, not another "
+            "split."
         )
     yield line
 
