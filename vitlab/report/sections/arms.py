@@ -62,7 +62,7 @@ class Arms(Section[Row]):
         if not phrasing.started_rows(report.arms):
             return None
         caption = "What each arm reached, and how it differs from its baseline."
-        return Table(arm_columns(report.arms, report.analysis, report.scale), caption)
+        return Table(arm_columns(report.arms, report.analysis, report.scale), caption + _describe_tuned_values(report))
 
     def figure(self, rows: Sequence[Row], findings: Findings) -> Drawing | None:
         plan, values = findings.plan, findings.results.values
@@ -239,8 +239,18 @@ def paper_table(report: Report) -> Table:
             caption += " A difference is of the seeds that both arms have."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
-    sentences = report.question, caption + describe_shared_name_parts(labels), phrasing.warn_of_collapsed_seeds(rows)
+    sentences = (
+        report.question,
+        caption + _describe_tuned_values(report) + describe_shared_name_parts(labels),
+        phrasing.warn_of_collapsed_seeds(rows),
+    )
     return Table(table, " ".join(filter(None, sentences)))
+
+
+def _describe_tuned_values(report: Report) -> str:
+    rows = report.sections.get("tuning", ())
+    chosen = [f"{row.arm} with {row.rival}" for row in rows if row.outcome.startswith("chosen")]
+    return f" Tuned: {'; '.join(chosen)}." * bool(chosen)
 
 
 def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], all_rows: Sequence[Row]) -> Column:
