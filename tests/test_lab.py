@@ -11,10 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -637,6 +638,16 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
         f"vitlab run {out / 'studies' / 'tiny' / 'study.yaml'} --out {out} --set model.dim=4 --set 'question=Why not?'"
     )
     assert provenance["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
+    written, stored = yaml.safe_load(file.read_text()), yaml.safe_load(provenance["study"])
+    assert stored.keys() == written.keys() - {"run"}, "without the addresses that run may have"
+    assert stored["question"] == "Why not?" and stored["base"]["train"] == written["base"]["train"]
+    assert stored["base"]["model"] == {**written["base"]["model"], "dim": 4}
+    page, text = (str(report.render(answer.plan, answer.store, form)) for form in ("html", "md"))
+    assert provenance["study"] in unescape(page) and textwrap.indent(provenance["study"], 6 * " ") in text
+    images = vitlab.predictions(answer.folder).groupby("split").size()
+    assert provenance["sizes"][2:] == [f"{images[split]} {split} images" for split in ("val", "test")]
+    spec = answer.plan.trials[0].trial.spec.train
+    assert provenance["sizes"][0] == f"baseline, seed 0: {spec.steps} steps of {spec.batch_size} images"
 
 
 # -- access to results ------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from vitlab.errors import UserError
 from vitlab.explaining.colours import GREY
 from vitlab.planning import registration
 from vitlab.planning.study_folder import read_plan
-from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
+from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration, Rival, Tuning
 from vitlab.report import (
     comparison,
     drawing,
@@ -507,29 +507,33 @@ def test_caption_of_one_comparison_speaks_of_no_others(tmp_path):
 
 
 def test_arms_at_chance_are_noted(tmp_path, undrawn):
-    """From the intervals alone: not where one arm is beyond, nor where chance is not known."""
+    """From the intervals alone, and not where chance is not known; a tuned arm may lack a value that works."""
     at_chance = {"baseline": [0.10, 0.12, 0.09], "a": [0.11, 0.09, 0.10]}
-    expected = "Warning: no arm is shown to be better than chance: "
-    notes = document(*_diverging_study(tmp_path / "chance", at_chance))["notes"]
-    assert sum(note.startswith(expected) for note in notes) == 1
-    unknown = study(tmp_path / "unknown", at_chance)
-    for plan, store in (unknown, _diverging_study(tmp_path / "one", {**at_chance, "b": [0.6, 0.61, 0.62]})):
-        assert not any(note.startswith(expected) for note in document(plan, store)["notes"])
+    with_better = _diverging_study(tmp_path / "one", {**at_chance, "b": [0.6, 0.61, 0.62]})
+    rival = Rival({"train.optimizer.lr": 0.1}, with_better[0].trials[:1], 0.11)
+    tuned = dataclasses.replace(with_better[0], tuning=(Tuning("a", "k", "val/loss", (rival,), winner=0),))
+    for plan, store in (_diverging_study(tmp_path / "chance", at_chance), with_better, (tuned, with_better[1])):
+        (note,) = _notes_on_chance(plan, store)
+        assert note.startswith("Warning: not shown to be better than chance: baseline; a. ")
+        assert ("its grid may hold no value that works" in note) is bool(plan.tuning)
+    assert not _notes_on_chance(*study(tmp_path / "unknown", at_chance))
+    for form in ("md", "latex", "html"):
+        assert "Tuned: a with lr=0.1." in text_of(tuned, with_better[1], form)
 
 
 @pytest.mark.parametrize("goal", ["max", "min"])
 @pytest.mark.parametrize(
-    ("a", "b", "warned"),
+    ("a", "b", "named"),
     [
-        ([float(np.float32(0.1))] * 3, [0.1] * 3, True),
-        ([0.10, 0.12, 0.09], [0.1] * 3, True),
-        ([0.12] * 3, [0.1] * 3, False),
-        ([0.9, 0.91, 0.1, 0.905], [0.101, 0.1, 0.099, 0.1], False),
-        ([0.1] * 3, [0.12], False),
+        ([float(np.float32(0.1))] * 3, [0.1] * 3, "baseline; b"),
+        ([0.10, 0.12, 0.09], [0.1] * 3, "baseline; b"),
+        ([0.12] * 3, [0.1] * 3, "b"),
+        ([0.9, 0.91, 0.1, 0.905], [0.101, 0.1, 0.099, 0.1], "b"),
+        ([0.1] * 3, [0.12], "baseline"),
     ],
     ids=["one class", "one arm of one class", "equal and better", "collapsed", "one seed"],
 )
-def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal, a, b, warned):
+def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal, a, b, named):
     """Equal seeds have no interval, and a collapsed seed makes one by t too wide; the loss is 1 minus the accuracy."""
     name = "accuracy" if goal == "max" else "loss"
     arms = {"baseline": a, "b": b}
@@ -538,8 +542,12 @@ def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal,
     plan, store = study(tmp_path, arms, analysis=Analysis(metric=f"val/{name}", goal=goal), metric=f"val/{name}")
     chance = dict.fromkeys(arms, 0.1 if goal == "max" else 0.9)
     plan = dataclasses.replace(plan, metrics={**METRICS, name: dataclasses.replace(METRICS[name], chance=chance)})
-    notes = document(plan, store)["notes"]
-    assert any("no arm is shown to be better than chance" in note for note in notes) == warned
+    (note,) = _notes_on_chance(plan, store)
+    assert f"better than chance: {named}. The interval" in note
+
+
+def _notes_on_chance(plan: Plan, store: Store) -> list[str]:
+    return [note for note in document(plan, store)["notes"] if "to be better than chance" in note]
 
 
 def _diverging_study(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:

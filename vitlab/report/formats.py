@@ -234,7 +234,8 @@ def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
         if table:
             lines += [
                 "",
-                *([escape_markdown(table.caption), ""] if name != "arms" else []),
+                escape_markdown(table.caption),
+                "",
                 *markdown_table(table.columns),
             ]
         if name in captions:
@@ -246,7 +247,13 @@ def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
             "",
             "## How it was made",
             "",
-            *(f"- {head}: {escape_markdown(text)}" for head, text in report.provenance_lines),
+            *(
+                # Of several lines is the study; indented, it is code, whatever it contains.
+                f"- {head}:\n{textwrap.indent(text, ' ' * 6)}\n"
+                if "\n" in text
+                else f"- {head}: {escape_markdown(text)}"
+                for head, text in report.provenance_lines
+            ),
         ]
     return "\n".join(lines) + "\n"
 
@@ -264,7 +271,7 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance_lines))
     lines = [
         r"% Needs \usepackage{array,booktabs,graphicx}. A table that is too wide is several.",
-        *(f"% {join_lines(note)}" for note in notes),
+        *(f"% {replace_controls(line)}" for note in notes for line in note.splitlines()),
     ]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():

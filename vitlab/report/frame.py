@@ -93,8 +93,7 @@ class StoredTrial:
 
 def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = None) -> list[StoredTrial]:
     """Return trials with their status and result, by default all of a plan's arms in its order."""
-    specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
-    specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
+    specs = {trial.name: trial for trial in plan.trials_with_keys}
     return [_read_trial(planned, store, specs) for planned in (plan.trials if trials is None else trials)]
 
 

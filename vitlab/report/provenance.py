@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vitlab.errors import format_count
+import yaml
+
+from vitlab.errors import format_count, public
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
-from vitlab.report.frame import StoredTrial
+from vitlab.report.formats import replace_controls
+from vitlab.report.frame import StoredTrial, read_predictions
 from vitlab.report.phrasing import format_duration
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
@@ -32,6 +35,8 @@ class Provenance:
     trained: int  #: with a result
     diverged: int  #: among these
     failed: int
+    study: str = ""  #: the study with the changes of the command line, in YAML; empty if it cannot be read
+    sizes: Sequence[str] = ()  #: steps and images of the first training of the first arm
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
@@ -48,8 +53,10 @@ class Provenance:
                 f"{self.place}: {self.command}.{commit} Results that are stored there are not trained again; results "
                 "equal to the bit need the data, numerics and versions named here.",
             ),
+            ("Study", self.study and f"\n{self.study}"),
             ("Data", "; ".join(f"{item['set']} ({item['identity'] or 'not here yet'})" for item in self.data)),
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),
+            ("Sizes", ", ".join(self.sizes)),
             ("Numerics", ", ".join(f"{name} {value}" for name, value in self.numerics.items())),
             ("Versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
             ("Plugins", "; ".join(origin for origin in self.components if origin.split(" ")[1:2] != ["vitlab"])),
@@ -63,9 +70,12 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     results = [item.result for item in trials if item.result is not None]
     version = study_folder.read_version(store.study(plan.study), plan.version)
     specs = [item.planned.trial for item in trials]
-    data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
+    data = {(trial.spec.data.type, trial.data) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
     place, command, commit = _rerun_instructions(version, store)
+    # Not the file: its run section may have addresses with passwords, and it lacks the changes of the command line.
+    content = version and version.content
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True) if content else ""
     return Provenance(
         command,
         place,
@@ -79,7 +89,22 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         trained=len(results),
         diverged=sum(result.status == Ending.DIVERGED for result in results),
         failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
+        study="\n".join(map(replace_controls, public(text).splitlines())),
+        sizes=[*_iter_sizes(plan, store)],
     )
+
+
+def _iter_sizes(plan: Plan, store: Store) -> Iterator[str]:
+    """Yield the steps and the numbers of images of the first training of the first arm."""
+    for planned in plan.trials[:1]:
+        folder = store.folder(planned.trial)
+        result = folder.result()
+        for end in () if result is None else result.outcome.history[-1:]:
+            yield f"{planned.arm}, seed {planned.seed}: {end.step:,} steps of {end.images // end.step:,} images"
+            yield f"{round(end.images / end.epoch):,} training images in an epoch"
+        for split in ("val", "test"):
+            if (table := read_predictions(folder, split, ["id"])) is not None:
+                yield f"{len(table):,} {split} images"
 
 
 def merge_distinct_values(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:

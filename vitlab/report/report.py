@@ -204,8 +204,8 @@ def read_report_if_current(plan: Plan, store: Store, format: str) -> str | bytes
 
 def is_current(plan: Plan, store: Store) -> bool:
     """Return True if the stored report is up to date in every format, without pandas."""
-    files = [form.file for form in FORMATS.values() if form.file]
-    present = all((_report_folder(plan, store) / name).is_file() for name in files)
+    folder = _report_folder(plan, store)
+    present = all((folder / form.file).is_file() for form in FORMATS.values() if form.file)
     return present and read_report_if_current(plan, store, "json") is not None
 
 
