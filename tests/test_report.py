@@ -852,7 +852,7 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     own = Analysis(margin=0.02, variance="own")
     one_split, store = study(tmp_path, analysis=own)
     plan = _with_splits(one_split)
-    assert "this split, not another split" in _note_on_splits(one_split, store)
+    assert "the same images, not another split" in _note_on_splits(one_split, store)
     rows = arms_table(StudyResults.read(plan, store))
     assert "are not tested" in _note_on_splits(plan, store)
     assert rows.loc["position=none", ["low", "p", "difference_low", "p_equal"]].isna().all()

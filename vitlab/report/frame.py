@@ -344,8 +344,8 @@ class StudyResults:
     def read(cls, plan: Plan, store: Store) -> StudyResults:
         """Read the results of a plan from its store."""
         trials = tuple(gather_trials(plan, store))
-        quantum, overlap = metric_quantum(plan, trials), val_train_ratio_by_arm(plan, trials)
-        return cls(plan, trials_to_frame(plan, trials), trials, quantum, overlap)
+        frame, quantum = trials_to_frame(plan, trials), metric_quantum(plan, trials)
+        return cls(plan, frame, trials, quantum, val_train_ratio_by_arm(plan, trials))
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:

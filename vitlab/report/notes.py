@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
 RATE = "train.optimizer.lr"
-PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = (
     "torch",
     "device",
@@ -154,7 +153,8 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
             steps[item.planned.arm].append(item.result.outcome.steps)
             schedules.add(train.schedule.type)
     if len({number for some in steps.values() for number in some}) > 1:
-        arms = ", ".join(f"{arm} {phrasing.format_range(some)}" for arm, some in steps.items())
+        ends = {arm: dict.fromkeys((f"{min(some):,}", f"{max(some):,}")) for arm, some in steps.items()}
+        arms = ", ".join(f"{arm} {' to '.join(each)}" for arm, each in ends.items())
         what = "cost" if schedules == {"constant"} else "cost and in the last learning rate"
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in {what}: {arms}."
 
@@ -229,7 +229,7 @@ def _note_shared_prerequisites(plan: Plan) -> list[str]:
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
-            names[planned.arm, PREREQUISITES.get(role, role)].append(name)
+            names[planned.arm, role.replace("init_from", "pre-training")].append(name)
     return truncate_list(
         [
             f"{arm}: {format_count(len(set(trials)), f'distinct {noun}')} for {format_count(len(trials), 'trial')}: "

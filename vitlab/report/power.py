@@ -131,11 +131,12 @@ def _make_forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: in
         )
     # The log of a pooled sd has this variance, plus what comparisons differ by beyond chance.
     error = 1 / (2 * df.sum())
-    logs = np.array([math.log(one) / 2 for item in spreads for one in item.variances if one > 0])
+    positive = [(item, one) for item in spreads for one in item.variances if one > 0]
+    logs = np.array([math.log(one) / 2 for _, one in positive])
     if len(logs) > 2:
         from scipy.special import polygamma
 
-        single_df = np.array([item.df / len(item.variances) for item in spreads for one in item.variances if one > 0])
+        single_df = np.array([item.df / len(item.variances) for item, _ in positive])
         between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
         error += between / len(logs)
     reach = math.exp(replicates.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))

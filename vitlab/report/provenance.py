@@ -12,8 +12,7 @@ import yaml
 from vitlab.errors import format_count, public
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
-from vitlab.report.formats import replace_controls
-from vitlab.report.frame import StoredTrial, read_predictions
+from vitlab.report.frame import StoredTrial
 from vitlab.report.phrasing import format_duration
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
@@ -36,7 +35,6 @@ class Provenance:
     diverged: int  #: among these
     failed: int
     study: str = ""  #: the study with the changes of the command line, in YAML; empty if it cannot be read
-    sizes: Sequence[str] = ()  #: steps and images of the first training of the first arm
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
@@ -56,7 +54,6 @@ class Provenance:
             ("Study", self.study and f"\n{self.study}"),
             ("Data", "; ".join(f"{item['set']} ({item['identity'] or 'not here yet'})" for item in self.data)),
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),
-            ("Sizes", ", ".join(self.sizes)),
             ("Numerics", ", ".join(f"{name} {value}" for name, value in self.numerics.items())),
             ("Versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
             ("Plugins", "; ".join(origin for origin in self.components if origin.split(" ")[1:2] != ["vitlab"])),
@@ -75,7 +72,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     place, command, commit = _rerun_instructions(version, store)
     # Not the file: its run section may have addresses with passwords, and it lacks the changes of the command line.
     content = version and version.content
-    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True) if content else ""
+    study = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True) if content else ""
     return Provenance(
         command,
         place,
@@ -89,22 +86,8 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         trained=len(results),
         diverged=sum(result.status == Ending.DIVERGED for result in results),
         failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
-        study="\n".join(map(replace_controls, public(text).splitlines())),
-        sizes=[*_iter_sizes(plan, store)],
+        study=public(study),
     )
-
-
-def _iter_sizes(plan: Plan, store: Store) -> Iterator[str]:
-    """Yield the steps and the numbers of images of the first training of the first arm."""
-    for planned in plan.trials[:1]:
-        folder = store.folder(planned.trial)
-        result = folder.result()
-        for end in () if result is None else result.outcome.history[-1:]:
-            yield f"{planned.arm}, seed {planned.seed}: {end.step:,} steps of {end.images // end.step:,} images"
-            yield f"{round(end.images / end.epoch):,} training images in an epoch"
-        for split in ("val", "test"):
-            if (table := read_predictions(folder, split, ["id"])) is not None:
-                yield f"{len(table):,} {split} images"
 
 
 def merge_distinct_values(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:
@@ -153,6 +136,6 @@ def _rerun_instructions(version: study_folder.Version | None, store: Store) -> t
     if version is not None:
         command += [quoted(version.folder.resolve() / "study.yaml"), f"--out {quoted(store.root)}"]
         command += [f"--plugin {quoted(Path(plugin))}" for plugin in run.plugins]
-        command += [version.set_options_text] if version.set_options_text else []
+        command.append(version.set_options_text)
     place_name = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
-    return place_name, " ".join(command), run.commit
+    return place_name, " ".join(filter(None, command)), run.commit

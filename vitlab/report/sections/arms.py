@@ -139,12 +139,14 @@ class Comparisons(Section[Row]):
             caption += " p is of one comparison alone, and the other numbers hold for all at once."
         if "interval with new images" in titles:
             caption += (
-                " With new images: for trainings that are evaluated on other images of the kind; with few seeds, "
+                " With new images: for trainings that are evaluated on other images of the kind; with few seeds, it is "
+                "often equal to the interval for the same images."
             )
-            caption += "it is often equal to the interval for the same images."
         if "lost seeds" in titles:
-            caption += " Lost seeds have no value: their trials diverged, failed or were killed. With chance: what "
-            caption += "guesses reach stands in their place."
+            caption += (
+                " Lost seeds have no value: their trials diverged, failed or were killed. With chance: what guesses "
+                "reach stands in their place."
+            )
         return Table(informative, caption)
 
 
@@ -248,8 +250,8 @@ def paper_table(report: Report) -> Table:
 
 
 def _describe_tuned_values(report: Report) -> str:
-    rows = report.sections.get("tuning", ())
-    chosen = [f"{row.arm} with {row.rival}" for row in rows if row.outcome.startswith("chosen")]
+    candidates = report.sections.get("tuning", ())
+    chosen = [f"{row.arm} with {row.rival}" for row in candidates if row.outcome.startswith("chosen")]
     return f" Tuned: {'; '.join(chosen)}." * bool(chosen)
 
 

@@ -140,10 +140,9 @@ class Blocks(Section[ArmOverBlocks]):
                     marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
                     marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
             draw_differences(axes, [*labels.values()], marks, scale, f"difference from {rows[0].baseline}")
-        interval = interval_name(rows[0].family, plan.analysis)
         caption = (
-            f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale); "
-            f"{DOTS}."
+            "The difference in each block (small), the mean with its "
+            f"{interval_name(rows[0].family, plan.analysis)}, and where a new block lies (pale); {DOTS}."
         )
         return Drawing(figure, caption + describe_shared_name_parts(labels))
 

@@ -123,14 +123,13 @@ class Crossed(Section[Cell]):
             text = f"{scale.number(row.mean, decimals)} {scale.interval(row.low, row.high, decimals)}"
             cells[row.first, row.second] = text.removesuffix(f" {DASH}")
         firsts, seconds = map(dict.fromkeys, zip(*cells, strict=True))
+        name = labels[rows[0].first].partition("=")[0]
         columns = [
-            Column(
-                labels[rows[0].first].partition("=")[0], tuple(first.partition("=")[2] for first in firsts), right=False
-            )
-        ]
-        columns += [
-            Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
-            for second in seconds
+            Column(name, tuple(first.partition("=")[2] for first in firsts), right=False),
+            *(
+                Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
+                for second in seconds
+            ),
         ]
         interval = f" with its {interval_name(1, report.analysis)}" * any(row.low is not None for row in rows)
         paths = dict.fromkeys(change.partition("=")[0] for change in labels)

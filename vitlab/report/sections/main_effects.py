@@ -90,8 +90,11 @@ class MainEffects(Section[MainEffect]):
         effects = {labels[row.level]: row for row in rows}
         verdicts = [row.verdict for row in rows]
         figure = draw_effects(effects, verdicts, "difference from the baseline", findings.scale)
-        interval = interval_name(rows[0].family, findings.plan.analysis)
-        return Drawing(figure, f"Every main effect with its {interval}; dots are as in the figure of the arms.")
+        return Drawing(
+            figure,
+            f"Every main effect with its {interval_name(rows[0].family, findings.plan.analysis)}; dots are as in the "
+            "figure of the arms.",
+        )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
         column, labels = Columns(rows), shorten_change_paths(rows)

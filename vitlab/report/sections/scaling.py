@@ -173,10 +173,9 @@ class ScalingLaws(Section[Scaling]):
             axes.grid()
             axes.legend()
             error = f"1 {MINUS} {plan.analysis.metric}" if less else plan.analysis.metric
-            level = percent(1 - plan.analysis.alpha)
             caption = (
                 f"{error} over size, both on logarithmic axes: each seed (small), the geometric mean of each size, and "
-                f"the fitted law with its {level} band, which holds at each size by itself."
+                f"the fitted law with its {percent(1 - plan.analysis.alpha)} band, which holds at each size by itself."
             )
             return Drawing(figure, caption)
 
