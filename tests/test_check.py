@@ -86,7 +86,7 @@ def short_trainings() -> Iterator[None]:
         patch.setattr("vitlab.report.write", lambda *_: [])
         patch.setattr("vitlab.regression.gate.doubt_if_at_chance", lambda cell, *_: cell)
         patch.setattr("vitlab.regression.check.git_output", lambda *_: "")  # temporary folders may be in a repository
-        patch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "")
+        patch.setattr("vitlab.regression.baseline.git_output", lambda *_: "")
         yield
 
 
@@ -363,7 +363,7 @@ def test_damaged_baseline_is_refused_with_its_line_and_remedy(
         vitlab(tmp_path, "--plan")
     assert "damaged; delete it and accept" in str(error.value) and "git" not in str(error.value)
     assert "while scanning" not in str(error.value) and "<unicode string>" not in str(error.value)
-    monkeypatch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "a commit")
+    monkeypatch.setattr("vitlab.regression.baseline.git_output", lambda *_: "a commit")
     with pytest.raises(UserError, match=r"git checkout HEAD -- .*gate\.baseline\.yaml', or delete it and accept"):
         vitlab(tmp_path, "--plan")
 
@@ -377,7 +377,7 @@ def test_baseline_of_another_version_is_not_called_damaged(tmp_path: Path) -> No
 
 
 def test_command_that_restores_a_baseline_quotes_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "a commit")
+    monkeypatch.setattr("vitlab.regression.baseline.git_output", lambda *_: "a commit")
     file = tmp_path / "my gate.yaml"
     file.write_text("")
     with pytest.raises(UserError) as error:

@@ -420,7 +420,7 @@ class Bench:
         words = [word.replace("\0", "") for word in make(Random(f"{seed}:{index}"), self.folder)]  # as the system
         before = state(self.folder)
         with (
-            mock.patch("vitlab.planning.study_folder.rev_parse", lambda *_: ""),
+            mock.patch("vitlab.planning.study_folder.git_output", lambda *_: ""),
             mock.patch("vitlab.driver.scheduler.Schedule.run_jobs", read_data),
         ):
             ending, what = outcome(partial(self.call, words), self.folder, prevents=True)

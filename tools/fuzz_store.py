@@ -202,7 +202,7 @@ class Bench:
         from vitlab.store.folders import TrialFolder
 
         # A separate process checks whether a folder is a git repository.
-        git = mock.patch("vitlab.planning.study_folder.rev_parse", lambda *_: "")
+        git = mock.patch("vitlab.planning.study_folder.git_output", lambda *_: "")
         with git, mock.patch.object(Schedule, "run_jobs", lambda schedule: self.train(schedule)):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer

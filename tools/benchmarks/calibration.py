@@ -118,7 +118,7 @@ def gate(
 def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> JudgedCells:
     """Judge many studies with the default margin: arms of a baseline and a candidate."""
     lost = np.zeros(values_SA2N.shape, bool) if lost_SA2N is None else lost_SA2N
-    sd, arms = capped_pooled_sd(values_SA2N[:, :, 0])[:, None], values_SA2N.shape[1]
+    sd, arms = capped_pooled_sd(values_SA2N[:, :, 0], sign=1)[:, None], values_SA2N.shape[1]
     cells = Cells(2 * sd, sd, np.zeros(arms), np.arange(arms), np.ones(arms, bool))
     return judge_arrays(values_SA2N, lost, cells, ALPHA)
 

@@ -29,7 +29,7 @@ from vitlab.cli.options import (
     words_of_given_options,
 )
 from vitlab.errors import Interrupted, UserError
-from vitlab.planning.study_folder import git_output, rev_parse
+from vitlab.planning.study_folder import git_output
 from vitlab.regression import TIERS
 from vitlab.trackers.service import without_user
 
@@ -233,7 +233,8 @@ def _pip_source_of_vitlab() -> str:
         folder = Path(url2pathname(urlsplit(address).path)).resolve()
         if folder == Path.cwd().resolve():
             return "."
-        address, commit = git_output(folder, "config", "--get", "remote.origin.url"), rev_parse(folder, "HEAD")
+        address = git_output(folder, "config", "--get", "remote.origin.url")
+        commit = git_output(folder, "rev-parse", "HEAD")
     # Without a dot, what follows git@ is an alias in the configuration of ssh.
     address = re.sub(r"^git@([^:/]+\.[^:/]+):", r"https://\1/", address)
     is_reachable = commit and address.startswith(("http://", "https://"))

@@ -37,6 +37,8 @@ EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
 """Files of a version; the plan is last, because a folder without a plan is not a version."""
 NOT_CONTENT = ("run", "check")  #: keys of a study file that neither results nor reports depend on
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+"""Git without hooks: a repository may come from other people, and its configuration names programs."""
 MAX_DIFFERENCES = 8  #: largest number of differences that are listed
 
 
@@ -299,24 +301,17 @@ def checked_out_commit(folder: Path) -> str:
 
     Installed files may lie below a project, but are none of it.
     """
-    return rev_parse(folder, "HEAD") if INSTALLED.isdisjoint(folder.resolve().parts) else ""
-
-
-def rev_parse(folder: Path, *arguments: str) -> str:
-    """Return the output of ``git rev-parse`` in a folder; empty if it fails."""
-    return git_output(folder, "rev-parse", *arguments)
+    return git_output(folder, "rev-parse", "HEAD") if INSTALLED.isdisjoint(folder.resolve().parts) else ""
 
 
 def git_output(folder: Path, *words: str) -> str:
     """Return the output of git in a folder; empty if it fails or there is no git.
 
-    A repository may come from other people, and its configuration names programs.  ``rev-parse``, ``rev-list`` and
-    ``config`` look at no files, so they start none of them; ``status`` would.
+    ``rev-parse``, ``rev-list`` and ``config`` look at no files, so they start no program; ``status`` would.
     """
-    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     try:
         process = subprocess.run(
-            [*command, "-C", str(folder), *words],
+            [*GIT, "--no-optional-locks", "-C", str(folder), *words],
             capture_output=True,
             text=True,
             timeout=5,

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab._version import __version__
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import rev_parse
+from vitlab.planning.study_folder import git_output
 from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
@@ -106,7 +106,7 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:  # yaml raises all of them
         mark = getattr(error, "problem_mark", None)
         faults = [f"{file}{f':{mark.line + 1}' if mark else ''}: not YAML"]
-    if rev_parse(file.parent, "HEAD"):
+    if git_output(file.parent, "rev-parse", "HEAD"):
         remedy = f"restore it by 'git checkout HEAD -- {shlex.quote(str(file))}', or {remedy}"
     raise UserError(*faults, f"{file}: damaged; {remedy}")
 

@@ -25,7 +25,7 @@ from urllib.request import url2pathname
 from filelock import FileLock
 
 from vitlab.errors import Interrupted, TrialFailed, UserError, VitlabError
-from vitlab.planning.study_folder import rev_parse
+from vitlab.planning.study_folder import GIT, git_output
 
 IMPORT_CHECK = """
 import pathlib, sys
@@ -85,7 +85,7 @@ class Revision:
 
 def find_repository() -> Path:
     """Return the git repository that the current folder is in; outside of one, raise UserError."""
-    root = rev_parse(Path(), "--show-toplevel")
+    root = git_output(Path(), "rev-parse", "--show-toplevel")
     if not root:
         raise UserError("this folder is in no git repository that git reads; 'git status' says why")
     return Path(root).resolve()
@@ -93,11 +93,11 @@ def find_repository() -> Path:
 
 def resolve_commit(name: str) -> str:
     """Return the hash of a commit, given by any of its names; an unknown one raises UserError."""
-    commit = rev_parse(find_repository(), "--verify", "--quiet", f"{name}^{{commit}}")
+    commit = git_output(find_repository(), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if not commit:
         raise UserError(
             "this repository has no commit yet; run 'git add' with your files, then 'git commit'"
-            if not rev_parse(Path(), "HEAD")
+            if not git_output(Path(), "rev-parse", "HEAD")
             else f"no commit '{name}' is here; get a branch by 'git fetch origin BRANCH', and in a shallow clone older "
             "commits by 'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
         )
@@ -193,8 +193,7 @@ def _installed_package_folders(root: Path) -> list[Path]:
 
 def _run_git(*words: str) -> str:
     """Return the output of a git command, without hooks; raise its message as a UserError."""
-    command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
-    process = subprocess.run(command, capture_output=True, text=True, check=False, env=_subprocess_environment())
+    process = subprocess.run([*GIT, *words], capture_output=True, text=True, check=False, env=_subprocess_environment())
     if process.returncode:
         raise UserError(f"'git {shlex.join(words[:2])}' fails: {' '.join(process.stderr.split())}")
     return process.stdout
