@@ -7,7 +7,6 @@ vectors, D width, K prototypes.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -31,6 +30,7 @@ from vitlab.training.ema import move_towards
 from vitlab.training.evaluation import autocast
 from vitlab.training.losses import Value
 from vitlab.training.objective import Objective, Setup, objective
+from vitlab.training.optim.schedules import half_cosine
 
 TEACHER_VIEWS = 2
 """Views that the teacher sees."""
@@ -154,7 +154,7 @@ class DINO(Objective):
     def after_step(self, step: int) -> None:
         """Move weights and statistics of the teacher towards the student's; copy its integer buffers."""
         progress = (step - 1) / max(1, self.setup.steps)
-        share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
+        share = 1 - (1 - self.momentum) * half_cosine(progress)
         # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
         move_towards(self.module.teacher.state_dict(), self.student.state_dict(), 1 - share)
 

@@ -60,6 +60,11 @@ class _Falling(_Warm):
         """Return the height of the course, from 1 to 0."""
 
 
+def half_cosine(progress: float) -> float:
+    """Return half a cosine, from 1 to 0."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
 @schedule.register("cosine")
 class Cosine(_Falling):
     """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
@@ -70,7 +75,7 @@ class Cosine(_Falling):
     """
 
     def course(self, progress: float) -> float:
-        return (1 + math.cos(math.pi * progress)) / 2
+        return half_cosine(progress)
 
 
 @schedule.register("linear")
@@ -152,11 +157,5 @@ class WarmupStableDecay(_Warm):
         """Return the factor of a step; where warm-up and cool-down overlap, it is the product of both."""
         cool = round(self.cooldown * steps)
         progress = max(0, step - (steps - cool)) / max(1, cool)
-        match self.shape:
-            case "1-sqrt":
-                fall = 1 - math.sqrt(progress)
-            case "linear":
-                fall = 1 - progress
-            case "cosine":
-                fall = (1 + math.cos(math.pi * progress)) / 2
-        return super().factor(step, steps) * (self.final + (1 - self.final) * fall)
+        falls = {"1-sqrt": 1 - math.sqrt(progress), "linear": 1 - progress, "cosine": half_cosine(progress)}
+        return super().factor(step, steps) * (self.final + (1 - self.final) * falls[self.shape])
