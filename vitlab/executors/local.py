@@ -31,9 +31,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
@@ -104,8 +105,7 @@ class Local(PollingExecutor):
         self.slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self.slots <= budget
-        cuts = [index * len(cores) // self.slots for index in range(self.slots + 1)]
-        self._shares = [cores[begin:end] for begin, end in pairwise(cuts)] if fits else [[]] * self.slots
+        self._shares = [share.tolist() for share in np.array_split(cores, self.slots)] if fits else [[]] * self.slots
         self._running: dict[int, _Worker] = {}  # by sentinel
         # Otherwise the interpreter would wait at exit for workers that nothing stops.
         atexit.register(self._close_pipes)
