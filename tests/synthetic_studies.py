@@ -141,7 +141,7 @@ def judged_rows(
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     samples = {arm: Sample(by_seed) for arm, by_seed in values.items()}
     counts = dict.fromkeys(compared, awaited) if isinstance(awaited, int) else awaited
-    return judge_study(plan, compared, samples, awaited=counts)
+    return judge_study(plan, compared, samples, awaited=counts, quantum=0.0)
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

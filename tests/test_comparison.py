@@ -106,7 +106,7 @@ def test_resampled_t_is_corrected_as_nadeau_and_bengio_do() -> None:
     assert (result.se, result.df) == (close(math.sqrt(65 / 108)), 3)
     assert result.p == close(2 * stats.t.sf(2.5 / math.sqrt(65 / 108), 3))
     half = stats.t.ppf(0.975, 3) * math.sqrt(65 / 108)
-    mean = replicates.mean_interval(values, overlap=1 / 9)
+    mean = replicates.mean_interval(values, overlap=1 / 9, quantum=0.0, alpha=0.05)
     assert (result.low, result.high) == (close(mean.low), close(mean.high)) == (close(2.5 - half), close(2.5 + half))
     welch = apart(A, B[:3], replace(ONE, overlap=0.25))
     assert welch.se == close(math.sqrt(np.var(A, ddof=1) * (1 / 5 + 0.25) + np.var(B[:3], ddof=1) * (1 / 3 + 0.25)))
@@ -281,7 +281,7 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
     judged = judge_studies(values, Comparisons.all_with_first(3))
     for study in range(50):
         samples = {arm: Sample(dict(enumerate(row))) for arm, row in zip(arms, values[study].tolist(), strict=True)}
-        found = judge_study(plan, dict.fromkeys(arms[1:], "baseline"), samples)
+        found = judge_study(plan, dict.fromkeys(arms[1:], "baseline"), samples, quantum=0.0)
         assert [one["verdict"] for one in found.values()] == [VERDICTS[place] for place in judged.verdict[study]]
         for place, one in enumerate(found.values()):
             expected = vars(judged.contrasts.single(study, place))
@@ -480,7 +480,7 @@ def test_interval_for_new_images_is_never_absurd() -> None:
         means = differences.mean(axis=1)
         se = means.std(ddof=1) / math.sqrt(3)
         if se > 0:
-            low, high = replicates.interval_for_new_images(differences, se, 2.0)
+            low, high = replicates.interval_for_new_images(differences, se, 2.0, alpha=0.05)
             widest = max(widest, high - low)
     assert widest < 2
 

@@ -198,7 +198,7 @@ def test_rate_of_found_drops_equals_simulation_by_scipy() -> None:
     values_SC2N = np.random.default_rng(5).normal(0, 1, (count, arms, 2, n))
     values_SC2N[:, 0, 1] -= 2.0
     margin, min_abs = np.full(arms, 2.0), np.full(arms, 1.0)
-    judged = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells_of(arms, margin, min_abs))
+    judged = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells_of(arms, margin, min_abs), alpha=0.05)
     old, new = values_SC2N[:, 0, 0], values_SC2N[:, 0, 1]
     p = stats.ttest_rel(new, old, axis=1, alternative="less").pvalue
     worst = (old - new).mean(axis=1) + stats.t.ppf(0.95, n - 1) * stats.sem(old - new, axis=1)
@@ -220,7 +220,7 @@ def test_pass_probability_equals_simulation() -> None:
     n, margin = 5, 2.0
     values_SC2N = np.random.default_rng(3).normal(0, 1, (4000, 1, 2, n))
     cells = cells_of(1, np.array([margin]), np.array([9.0]))
-    passed = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict == 0
+    passed = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells, alpha=0.05).verdict == 0
     chance = chance_to_pass(n, 1.0, margin, 0.05)
     assert passed.mean() == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
     seed_count = seeds_to_pass(1.0, margin, 0.05)
@@ -239,7 +239,7 @@ def test_detectable_drop_is_found_four_times_in_five(n: int, family: int, margin
     values_SC2N = np.random.default_rng(4).normal(0, 1, (2000, family, 2, n))
     values_SC2N[:, 0, 1] -= drop
     cells = cells_of(family, np.full(family, margin), np.full(family, min_abs))
-    found = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict[:, 0] == REGRESSED
+    found = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells, alpha=0.05).verdict[:, 0] == REGRESSED
     assert found.mean() == pytest.approx(0.8, abs=0.03)
 
 
@@ -522,14 +522,14 @@ def test_added_removed_and_skipped_arms_are_named() -> None:
 def test_baseline_file_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "s.baseline.yaml"
     trace = Trace(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf)
-    first = accept_into_baseline(Baseline(study="s", accepted=()), facts(traces=(trace,)), values(), "why")
+    first = accept_into_baseline(Baseline(study="s", accepted=()), facts(traces=(trace,)), values(), "why", commit="")
     write_baseline(file, first)
     assert read_baseline(file) == first
     assert file.read_text().startswith("#") and "reason: why" in file.read_text()
-    second = accept_into_baseline(first, facts(), values(-0.1), "because")
+    second = accept_into_baseline(first, facts(), values(-0.1), "because", commit="")
     assert second.values == values(-0.1)
     assert [entry.reason for entry in second.accepted] == ["why", "because"]
-    assert accept_into_baseline(second, facts(), None, "so").values == values(-0.1)
+    assert accept_into_baseline(second, facts(), None, "so", commit="").values == values(-0.1)
 
 
 @pytest.mark.parametrize(
@@ -607,7 +607,7 @@ def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch)
     assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "A note." in text_out
     verdicts = [line.split()[1].rstrip(":") for line in text_out.splitlines() if re.match(r"- \w+: ", line)]
     assert verdicts == sorted(verdicts, key=VERDICTS.index, reverse=True) and len(set(verdicts)) > 1
-    assert json.loads(render_json(CHECKED))["cells"][1]["worse_by"] is None
+    assert json.loads(render_json(CHECKED, report=None))["cells"][1]["worse_by"] is None
     monkeypatch.setenv("COLUMNS", "80")
     terminal = render_check(CHECKED, "terminal")
     assert max(map(len, terminal.splitlines())) <= 80 and not set("|*#\\") & set(terminal.replace("a|b", ""))
@@ -630,7 +630,7 @@ def test_shares_are_in_points_and_json_keeps_fractions() -> None:
     assert "| a | val loss | regressed | 1 | 1.1 | 0.1 | 0.15 |" in shown
     assert "val loss: 1 -> 1.1 over 4 seeds, worse by 0.1 (" in shown
     assert "over 4 seeds, worse by 0.1 (" in render_junit(result, "vitlab check")
-    assert json.loads(render_json(result))["cells"][0]["worse_by"] == 0.1
+    assert json.loads(render_json(result, report=None))["cells"][0]["worse_by"] == 0.1
 
 
 def test_zero_has_no_sign_where_lower_is_better() -> None:
@@ -786,8 +786,8 @@ def test_false_alarms_with_collapses_are_rare(lost: bool) -> None:
     values_SA2N = draws.normal(size=(count, arms, 2, seeds))
     bad = draws.random(values_SA2N.shape) < 0.2
     values_SA2N = np.where(bad, math.nan if lost else values_SA2N - 50, values_SA2N)
-    sd = capped_pooled_sd(values_SA2N[:, :, 0])[:, None]
-    judged = judge_arrays(values_SA2N, bad & lost, cells_of(arms, 2 * sd, sd))
+    sd = capped_pooled_sd(values_SA2N[:, :, 0], sign=1)[:, None]
+    judged = judge_arrays(values_SA2N, bad & lost, cells_of(arms, 2 * sd, sd), alpha=0.05)
     verdicts = np.maximum(judged.verdict.max(axis=1), judged.count_verdict)
     assert (verdicts == REGRESSED).mean() <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
 
@@ -799,7 +799,7 @@ def test_margin_does_not_grow_with_outlying_seed() -> None:
     sound = pytest.approx(np.std(seeds[:9], ddof=1))
 
     def robust(seeds: list[float]) -> float:
-        return float(capped_pooled_sd(np.array([[seeds]]))[0])
+        return float(capped_pooled_sd(np.array([[seeds]]), sign=1)[0])
 
     assert robust(seeds) == robust(seeds[:9]) == sound
     assert robust([*seeds[:9], 1.7]) < 5 * np.std(seeds[:9], ddof=1)  # far above: no collapse

@@ -1967,7 +1967,7 @@ def test_single_precision_makes_no_difference_and_equal_values_have_no_exact_int
         _, _, _, rows = outcome(tmp_path / kind.__name__, arms)
         assert rows.loc["b", "test"] == "sign flip" and rows.loc["b", "p"] == pytest.approx(0.25)
         assert rows.loc["equal", ["low", "high"]].isna().all()
-    interval = mean_interval([300 / images] * 4, quantum=1 / images)
+    interval = mean_interval([300 / images] * 4, quantum=1 / images, overlap=0.0, alpha=0.05)
     half = stats.t.ppf(0.975, 3) / images / math.sqrt(12) / 2
     assert (interval.low, interval.high) == pytest.approx((300 / images - half, 300 / images + half))
 

@@ -29,7 +29,9 @@ def test_band_and_slope_miss_at_their_level_however_sizes_correlate(seeds: int, 
     truth = np.log(3 * sizes**-0.25)
     slope_missed = band_missed = 0
     for _ in range(studies):
-        law = scaling.fit_law(points(sizes, truth + 0.05 * correlated(random, seeds, len(sizes), correlation)))
+        law = scaling.fit_law(
+            points(sizes, truth + 0.05 * correlated(random, seeds, len(sizes), correlation)), overlap=0.0, alpha=0.05
+        )
         assert law is not None and law.offset is None
         slope_missed += not law.slope.low <= -0.25 <= law.slope.high
         x, _, low, high = law.curve[:, law.curve.shape[1] // 2]
@@ -43,7 +45,7 @@ def test_slope_is_mean_of_slopes_of_seeds() -> None:
     logs = random.normal(0, 0.1, (4, 3)) - 0.3 * np.log(sizes)
     slopes = [stats.linregress(np.log(sizes), row).slope for row in logs]
     interval = stats.ttest_1samp(slopes, 0).confidence_interval(0.9)
-    law = scaling.fit_law(points(sizes, logs), alpha=0.1)
+    law = scaling.fit_law(points(sizes, logs), alpha=0.1, overlap=0.0)
     assert law is not None
     assert (law.slope.value, law.slope.low, law.slope.high) == pytest.approx((np.mean(slopes), *interval))
     corrected = scaling.fit_law(points(sizes, logs), alpha=0.1, overlap=0.25)
@@ -55,7 +57,7 @@ def test_offset_and_exponent_are_recovered_as_by_curve_fit() -> None:
     random, sizes = np.random.default_rng(1), np.geomspace(1, 64, 7)
     truth = np.log(0.05 + sizes**-0.5)
     logs = truth + 0.01 * correlated(random, 5, len(sizes), 0.5)
-    law = scaling.fit_law(points(sizes, logs))
+    law = scaling.fit_law(points(sizes, logs), overlap=0.0, alpha=0.05)
     assert law is not None and law.offset is not None and law.exponent is not None and law.offset.low > 0
     assert law.exponent.low < 0.5 < law.exponent.high and law.offset.low < 0.05 < law.offset.high
     assert law.exponent.high - law.exponent.low < 0.1
@@ -76,7 +78,9 @@ def test_intervals_of_offset_and_exponent_miss_at_their_level(offset: float) -> 
     sizes, studies, random = np.geomspace(1, 32, 5), 60, np.random.default_rng(3)
     truth, missed, steep = np.log(offset + sizes**-0.5), np.zeros(2), 0
     for _ in range(studies):
-        law = scaling.fit_law(points(sizes, truth + 0.01 * correlated(random, 5, len(sizes), 0.9)))
+        law = scaling.fit_law(
+            points(sizes, truth + 0.01 * correlated(random, 5, len(sizes), 0.9)), overlap=0.0, alpha=0.05
+        )
         assert law is not None
         if law.offset is None or law.exponent is None:
             steep += law.steepens
@@ -92,13 +96,13 @@ def test_intervals_of_offset_and_exponent_miss_at_their_level(offset: float) -> 
 def test_error_that_falls_ever_faster_follows_no_power_law() -> None:
     log_x = np.linspace(0, 4, 6)
     logs = np.random.default_rng(5).normal(0, 0.01, (4, 6)) - 0.05 * log_x**2
-    law = scaling.fit_law(points(np.exp(log_x), logs))
+    law = scaling.fit_law(points(np.exp(log_x), logs), overlap=0.0, alpha=0.05)
     assert law is not None and law.steepens and law.offset is None and law.slope.high < 0
 
 
 def test_flat_error_has_slope_and_no_exponent() -> None:
     logs = np.random.default_rng(4).normal(0, 0.01, (3, 5)) + 0.02 * np.arange(5)
-    law = scaling.fit_law(points(np.geomspace(1, 16, 5), logs))
+    law = scaling.fit_law(points(np.geomspace(1, 16, 5), logs), overlap=0.0, alpha=0.05)
     assert law is not None and law.slope.value > 0 and law.offset is None and law.exponent is None
 
 
@@ -109,12 +113,14 @@ def test_seeds_that_lack_a_size_are_left_out_and_one_seed_has_no_interval() -> N
     first, second = map(scaling.fit_law, (lacking, complete))
     assert first is not None and second is not None and first.slope == second.slope
     assert np.array_equal(first.curve, second.curve, equal_nan=True)
-    single = scaling.fit_law(points(sizes, logs[:1]))
+    single = scaling.fit_law(points(sizes, logs[:1]), overlap=0.0, alpha=0.05)
     assert single is not None and np.isnan([single.slope.low, single.slope.high, *single.curve[2]]).all()
 
 
 def test_no_law_without_three_sizes_or_of_zeros() -> None:
-    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {0: 1.0}}) is None
-    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {0: 1.0}, 3.0: {0: 0.0}}) is None
-    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {1: 1.0}, 3.0: {2: 1.0}}) is None, "no seed has all sizes"
-    assert scaling.fit_law({}) is None
+    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {0: 1.0}}, overlap=0.0, alpha=0.05) is None
+    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {0: 1.0}, 3.0: {0: 0.0}}, overlap=0.0, alpha=0.05) is None
+    assert scaling.fit_law({1.0: {0: 1.0}, 2.0: {1: 1.0}, 3.0: {2: 1.0}}, overlap=0.0, alpha=0.05) is None, (
+        "no seed has all sizes"
+    )
+    assert scaling.fit_law({}, overlap=0.0, alpha=0.05) is None

@@ -31,7 +31,7 @@ BY_THREE = (3, 6, 9, 12)
 @pytest.mark.parametrize("sizes", [BY_THREE, (5, 10), tuple(range(3, 9)), (2, 3, 20)])
 def test_levels_spend_alpha_as_announced(sizes: tuple[int, ...]) -> None:
     studies, alpha = 200_000, 0.05
-    levels = sequential_levels(sizes, alpha)
+    levels = sequential_levels(sizes, alpha, family=1)
     values = np.random.default_rng(5).standard_normal((studies, sizes[-1]))
     rejected = np.zeros(studies, bool)
     for size, level in zip(sizes, levels, strict=True):
@@ -43,7 +43,7 @@ def test_levels_spend_alpha_as_announced(sizes: tuple[int, ...]) -> None:
 def test_levels_of_many_pairs_equal_normal_theory() -> None:
     """With many pairs t is normal, and the probability of no rejection is an integral over a normal distribution."""
     sizes, alpha = (1000, 2000, 3000), 0.05
-    z = stats.norm.isf(np.array(sequential_levels(sizes, alpha)) / 2)
+    z = stats.norm.isf(np.array(sequential_levels(sizes, alpha, family=1)) / 2)
     n = np.array(sizes, dtype=float)
     covariance = np.sqrt(np.minimum.outer(n, n) / np.maximum.outer(n, n))
     inside = stats.multivariate_normal(cov=covariance, abseps=1e-7, releps=1e-7, maxpts=10**7).cdf(z, lower_limit=-z)
@@ -51,11 +51,11 @@ def test_levels_of_many_pairs_equal_normal_theory() -> None:
 
 
 def test_levels_of_family_leave_less_for_each_comparison() -> None:
-    alone, many = sequential_levels(BY_THREE, 0.05), sequential_levels(BY_THREE, 0.05, 10)
+    alone, many = sequential_levels(BY_THREE, 0.05, family=1), sequential_levels(BY_THREE, 0.05, 10)
     assert sequential_levels((7,), 0.05, 10) == (0.05,) and many[0] == pytest.approx(alone[0])
     assert sum(many) < sum(alone) and max(*alone, *many) <= 0.05 and sum(many) >= 0.05 * 0.999
     # The levels of one of ten comparisons are those of a single one at a tenth of alpha.
-    assert many == pytest.approx([10 * level for level in sequential_levels(BY_THREE, 0.005)])
+    assert many == pytest.approx([10 * level for level in sequential_levels(BY_THREE, 0.005, family=1)])
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_predictive_power_equals_simulated_futures(margin: float | None) -> None
     decided = np.abs(final) > stats.t.isf(level / 2, then - 1) * se
     if margin is not None:
         decided |= np.abs(final) < margin - stats.t.isf(level, then - 1) * se
-    expected = predictive_power(mean, sd / math.sqrt(now), now - 1, (now, then), level, margin)
+    expected = predictive_power(mean, sd / math.sqrt(now), now - 1, (now, then), level, margin, overlap=0.0)
     assert expected == pytest.approx(decided.mean(), abs=0.004)
 
 
@@ -91,7 +91,7 @@ def test_interval_of_the_last_look_holds_and_its_mean_is_little_too_large(effect
     sizes, studies = (3, 6, 12), 4000
     values = np.random.default_rng(4).standard_normal((studies, sizes[-1])) + effect
     running, covered, means = np.ones(studies, bool), np.zeros(studies, bool), np.zeros(studies)
-    for size, level in zip(sizes, sequential_levels(sizes), strict=True):
+    for size, level in zip(sizes, sequential_levels(sizes, family=1, alpha=0.05), strict=True):
         mean, se = values[:, :size].mean(axis=1), stats.sem(values[:, :size], axis=1)
         reach = stats.t.isf(level / 2, size - 1) * se
         ends = running & ((np.abs(mean) > reach) | (size == sizes[-1]))
@@ -249,11 +249,11 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
 def test_decided_study_uses_fewer_seeds_than_fixed_one() -> None:
     """At 1.5 times the detectable effect, at most 65 % of the seeds of a study with one look and the same power."""
     sizes, studies = tuple(range(3, 31, 3)), 4000
-    levels, effect = sequential_levels(sizes), 1.5 * 2.8 / math.sqrt(30)
+    levels, effect = sequential_levels(sizes, family=1, alpha=0.05), 1.5 * 2.8 / math.sqrt(30)
     values = np.random.default_rng(1).standard_normal((studies, 30)) + effect
     used, found = np.full(studies, 30), np.zeros(studies, bool)
     for size, level in reversed(list(zip(sizes, levels, strict=True))):
         rejects = stats.ttest_1samp(values[:, :size], 0, axis=1).pvalue <= level
         used[rejects], found = size, found | rejects
-    fixed = next(n for n in range(3, 100) if t_test_power(effect, n**-0.5, n - 1) >= found.mean())
+    fixed = next(n for n in range(3, 100) if t_test_power(effect, n**-0.5, n - 1, alpha=0.05) >= found.mean())
     assert used.mean() <= 0.65 * fixed

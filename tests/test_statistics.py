@@ -23,25 +23,25 @@ def close(value: float) -> object:
 
 
 def test_mean_interval_equals_scipy():
-    result = replicates.mean_interval(A, alpha=0.1)
+    result = replicates.mean_interval(A, alpha=0.1, overlap=0.0, quantum=0.0)
     low, high = stats.t.interval(0.9, 4, loc=np.mean(A), scale=stats.sem(A))
     assert (result.n, result.mean, result.sd) == (5, close(np.mean(A)), close(np.std(A, ddof=1)))
     assert (result.low, result.high) == (close(low), close(high))
 
 
 def test_one_and_two_values_have_no_interval():
-    one = replicates.mean_interval([0.9])
+    one = replicates.mean_interval([0.9], overlap=0.0, quantum=0.0, alpha=0.05)
     assert one.mean == 0.9
     assert math.isnan(one.sd) and math.isnan(one.low) and math.isnan(one.high)
-    two = replicates.mean_interval([0.0, 2.0])
+    two = replicates.mean_interval([0.0, 2.0], overlap=0.0, quantum=0.0, alpha=0.05)
     assert two.sd == close(math.sqrt(2)) and math.isnan(two.low) and math.isnan(two.high)
-    assert math.isnan(replicates.mean_interval([]).mean)
+    assert math.isnan(replicates.mean_interval([], overlap=0.0, quantum=0.0, alpha=0.05).mean)
 
 
 def test_non_finite_values_are_refused():
     for values in ([0.9, math.nan], [math.inf, 0.9]):
         with pytest.raises(ValueError, match="1 of 2 values are not finite"):
-            replicates.mean_interval(values)
+            replicates.mean_interval(values, overlap=0.0, quantum=0.0, alpha=0.05)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9])

@@ -147,7 +147,7 @@ def _describe_schema_option(name: str, field: Schema, required: Collection[str])
     return f"{name}: {kind}{' (required)' if name in required else value}"
 
 
-def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
+def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path) -> Path:
     """Write a package with a component for a slot, and return its folder.
 
     Raises:

@@ -115,7 +115,7 @@ def judge_study(
     compared: Mapping[str, str],
     samples: Mapping[str, Sample],
     *,
-    quantum: float = 0.0,
+    quantum: float,
     refused: Mapping[str, str] = {},
     awaited: Mapping[str, int] = {},
 ) -> dict[str, dict[str, Any]]:

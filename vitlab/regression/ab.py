@@ -41,9 +41,7 @@ VERSIONS = (
 """A program that prints the installed versions that determine a trial's numbers and that its code does not cover."""
 
 
-def compare_revisions(
-    revisions: str, request: CheckRequest, install: str | None = None
-) -> tuple[Report, gate.CheckResult]:
+def compare_revisions(revisions: str, request: CheckRequest, install: str | None) -> tuple[Report, gate.CheckResult]:
     """Train a study by two revisions, and return the report of their comparison, and its result like one of a check.
 
     Revisions are two commits, such as ``main..HEAD``; for ``install``, see :func:`vitlab.regression.checkout.checkout`.

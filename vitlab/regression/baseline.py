@@ -117,9 +117,7 @@ def write_baseline(file: Path, baseline: Baseline) -> None:
     write_bytes(file, (HEAD + text).encode())
 
 
-def accept_into_baseline(
-    before: Baseline, facts: Facts, values: Values | None, reason: str, commit: str = ""
-) -> Baseline:
+def accept_into_baseline(before: Baseline, facts: Facts, values: Values | None, reason: str, commit: str) -> Baseline:
     """Return a baseline with new facts and values accepted for a reason; without values, it keeps its own."""
     today, what = datetime.now(UTC).date().isoformat(), "exact" if values is None else "exact, values"
     accepted = *before.accepted, Acceptance(date=today, reason=reason, vitlab=__version__, what=what)

@@ -115,7 +115,7 @@ def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=VERDICTS.index, default="pass")
 
 
-def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list[Finding]]:
+def judge_family(family: Sequence[Pair], alpha: float) -> tuple[list[Cell], list[Finding]]:
     """Return the cells of a family, in the order given, and a finding for the count of lost and collapsed trainings."""
     if not family:
         return [], []
@@ -285,7 +285,7 @@ class JudgedCells:
     family: Ints  #: (S)
 
 
-def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> JudgedCells:
+def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float) -> JudgedCells:
     """Judge every cell of every study, by the values of the baseline and of the candidate.
 
     They are signed so that larger is better, and NaN where there is none; lost seeds have no finite value.
@@ -381,7 +381,7 @@ def pooled_sd(values_SAN: Floats) -> Floats:
     return np.asarray(np.sqrt(squares / np.maximum(df.sum(axis=1), 1)))
 
 
-def capped_pooled_sd(values_SAN: Floats, sign: int = 1) -> Floats:
+def capped_pooled_sd(values_SAN: Floats, sign: int) -> Floats:
     """Return the pooled standard deviation of the seeds that did not collapse, limited where a few outliers dominate.
 
     The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.

@@ -97,7 +97,7 @@ def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column]
     return "\n".join([f"## {title}", "", *above, "", *rows, "", *below, ""])
 
 
-def render_json(result: CheckResult, report: Report | None = None) -> str:
+def render_json(result: CheckResult, report: Report | None) -> str:
     """Return the whole result, and a report beside it, as JSON; numbers that are not finite are null."""
     document = asdict(result) | ({} if report is None else {"report": report.to_json()})
     return json.dumps(json.loads(json.dumps(document), parse_constant=lambda _: None), indent=1)

@@ -27,7 +27,7 @@ NODES = 35  #: quadrature nodes of v
 
 
 @cache
-def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int = 1) -> tuple[float, ...]:
+def sequential_levels(sizes: tuple[int, ...], alpha: float, family: int) -> tuple[float, ...]:
     """Return the level of each of several analyses, so that all of them together have level ``alpha``.
 
     After a share f of the pairs, ``alpha * f**2`` is spent.  The level of an analysis is for the whole family, whose
@@ -107,7 +107,7 @@ def _exceedance_given_u_and_v(u_I: Floats, bounds_J: Floats, v: float, before: i
     return np.asarray(below[0] - below[1])
 
 
-def t_test_power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
+def t_test_power(effect: float, se: float, df: float, alpha: float) -> float:
     """Return the power of a two-sided t-test with this standard error to detect a true difference of ``effect``.
 
     The noncentral t distribution is integrated over the numerator, because scipy 1.17's ``nct`` returns NaN at places.
@@ -126,8 +126,8 @@ def predictive_power(
     df: float,
     sizes: tuple[int, int],
     level: float,
-    margin: float | None = None,
-    overlap: float = 0.0,
+    margin: float | None,
+    overlap: float,
 ) -> float:
     """Return the probability that a comparison will be decided with more pairs, given the pairs so far.
 

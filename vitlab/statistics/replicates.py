@@ -68,7 +68,7 @@ class Mean:
     high: float
 
 
-def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float = 0.0, overlap: float = 0.0) -> Mean:
+def mean_interval(values: Sequence[float], alpha: float, quantum: float, overlap: float) -> Mean:
     """Return the mean, the sample standard deviation and the t-interval of level ``1 - alpha``.
 
     Args:
@@ -226,7 +226,7 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
         return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
 
 
-def collapsed_seeds_by_arm(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
+def collapsed_seeds_by_arm(arms: Mapping[str, Mapping[int, float]], sign: int) -> dict[str, list[int]]:
     """Return the collapsed seeds of each arm, see :func:`find_collapsed`."""
     seeds = sorted(set().union(*arms.values()))
     [flags_AN] = find_collapsed(values_to_array(arms.values())[None], sign)
@@ -280,9 +280,8 @@ def boschloo_p(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
 
 @dataclass(frozen=True)
 class MeanSquares:
-    """Mean squares of a table of seeds by images, and its size."""
+    """Mean squares of a table of seeds by images, without the one between seeds, and its size."""
 
-    seeds: float
     images: float
     rest: float
     shape: tuple[int, int]  #: number of seeds and of images
@@ -295,7 +294,7 @@ class MeanSquares:
         by_seed = float(((mean_S - mean) ** 2).sum()) * i
         by_image = float(((mean_I - mean) ** 2).sum()) * s
         rest = float(((values_SI - mean) ** 2).sum()) - by_seed - by_image
-        return cls(by_seed / (s - 1), by_image / (i - 1), max(0.0, rest) / ((s - 1) * (i - 1)), (s, i))
+        return cls(by_image / (i - 1), max(0.0, rest) / ((s - 1) * (i - 1)), (s, i))
 
 
 def sd_interval(sd: float, df: float, alpha: float = 0.05) -> tuple[float, float]:
@@ -317,7 +316,7 @@ def split_sd(values_SI: Floats) -> float:
     return math.sqrt(squares.rest / squares.shape[1])
 
 
-def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha: float = 0.05) -> tuple[float, float]:
+def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha: float) -> tuple[float, float]:
     """Return the interval of a mean difference for new trainings that are evaluated on new images.
 
     Seeds and images are crossed random effects: the variance between images, without the rest, is added to the

@@ -138,7 +138,7 @@ class _Sample:
         return np.stack([np.exp(places + centre), y, y / factors, y * factors])
 
 
-def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, overlap: float = 0.0) -> Law | None:
+def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float, overlap: float) -> Law | None:
     """Fit a law to the errors or losses of several sizes, each size with equal weight.
 
     The interval of the slope is exact for normal logarithms: Student's t of the slopes of single seeds.  Offset and
