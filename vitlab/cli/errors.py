@@ -38,6 +38,22 @@ ARMS = re.compile(r"\bArms: (.+)(?<! more)\.$")  #: names, in which a comma may 
 ROW = re.compile(r"\bline (\d+)\b")  #: of a table, in whose messages it stands
 SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
+FILE = re.compile(r"\.ya?ml\b")
+
+ANSWERS = {
+    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "--dry-run --dryrun -n",
+    "A finished trial is not trained again; --retry-failed repeats failed ones, a new folder of --out all": (
+        "--force --overwrite"
+    ),
+    "FILE is an argument, as in 'vitlab run FILE'": "--config --config-file --file -c -f",
+    "Write --out FOLDER": "-o --output",
+    "Type 'vitlab run FILE'": "train fit start",
+    "Type 'vitlab run FILE'; the same command resumes a study": "resume continue",
+    "Type 'vitlab list' for components, 'vitlab studies' for studies": "ls",
+    "Type 'vitlab --help', or 'vitlab COMMAND --help'": "help",
+    "Type 'vitlab --version'": "version",
+}
+"""What is said to words of other programs, which are no commands or options here."""
 
 
 def print_error(error: BaseException, output: TextIO | None = None) -> int:
@@ -47,14 +63,12 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Passwords of addresses are masked, as logs may be public.
     """
     if isinstance(error, click.UsageError) and error.ctx and not error.message.startswith("Usage: "):  # help of a group
-        name = str(getattr(error, "option_name", getattr(error, "command_name", "")))
-        near = nearest(name, getattr(error, "possibilities", None) or ())  # click's own may be far from it
-        message = " ".join((error.message if name else error.format_message()).split())
+        message = " ".join((error.message if hasattr(error, "possibilities") else error.format_message()).split())
         message = re.sub(r"Invalid value for '\[?(.*?)\]?': ", r"\1: ", message)
         message = re.sub("valid float( range)?", "number", re.sub("valid integer( range)?", "whole number", message))
         message = re.sub(r"('\S*') is not one of", r"found \1; allowed:", message)
-        hints = f"{near}{_hint_at_set_option(error)} See '{error.ctx.command_path} --help'."
-        error = click.UsageError(f"{message.removesuffix('.')}.{hints}")
+        hint = f"{_hint_at_word_or_change(error, error.ctx)} See '{error.ctx.command_path} --help'."
+        error = click.UsageError(f"{message.removesuffix('.')}.{hint}")
     code, kind, text = _exit_code_kind_and_text(error)
     mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
     if output is not None:
@@ -72,22 +86,36 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     return code
 
 
-def _hint_at_set_option(error: click.UsageError) -> str:
-    """Return a sentence with the option that changes the study file, if that may be meant; else nothing."""
-    if error.ctx is None or not any("--set" in parameter.opts for parameter in error.ctx.command.params):
-        return ""
+def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> str:
+    """Return a sentence with the command or the option that may be meant: the nearest, or ``--set``; else nothing."""
+    word = str(getattr(error, "option_name", getattr(error, "command_name", "")))
+    near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
+    takes_study = any("--set" in each.opts for each in context.command.params)
+    for answer, words in ANSWERS.items():
+        if word in words.split() and (takes_study or word.isalpha()):
+            return f" {answer}."
+    if FILE.search(word):
+        return " Type 'vitlab new study FILE'." if context.info_name == "new" else " Type 'vitlab run FILE'."
+    if not takes_study:
+        return near
     from vitlab.spec.changes import TOP_KEYS, paths_by_name
+    from vitlab.spec.mistakes import foreign_option_hint
 
-    changes, paths = [], paths_by_name({"train": {"optimizer": {"lr": 0}}})
+    paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
+    option, changes = word.strip("-").replace("-", "_"), list[str]()
     if "extra argument" in error.message:
+        if FILE.search(error.message):
+            return " A command takes one study file; give the command once for each."
         changes = [
             f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)
         ] or ["PATH=VALUE"]
-    if isinstance(error, click.NoSuchOption):
-        option = error.option_name.strip("-").replace("-", "_")
-        path = option if "." in option else (paths | {"seed": "seeds"}).get(option, closest(option, TOP_KEYS))
-        changes = [f"{path}=VALUE"] if path else []
-    return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
+    elif option in paths or "." in option:
+        near, changes = "", [f"{paths.get(option, option)}=VALUE"]
+    elif how := foreign_option_hint(option):
+        return how
+    elif not near and (path := word and closest(option, TOP_KEYS)):
+        changes = [f"{path}=VALUE"]
+    return f"{near} A value of the study file is changed by --set {' --set '.join(changes)}." if changes else near
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:
