@@ -401,8 +401,9 @@ ANSWERS = {
     "write init_from: {checkpoint: FILE}": "pretrained finetune initial_checkpoint",
     "a run resumes by itself; give the same command again": "resume resume_from_checkpoint",
     "write run.workers: N for trials at a time, or run.resources: {gpu: N} for one trial": (
-        "num_workers dataloader_num_workers devices num_gpus world_size"
+        "devices num_gpus world_size gpus"
     ),
+    "write run.threads: N; the CPU threads of a process also read its images": "num_workers dataloader_num_workers",
     "write run.device: cuda": "accelerator",
     "write vitlab run FILE --out FOLDER": "output_dir default_root_dir",
     "write train.stop_early: {patience: N}, in evaluations": "early_stopping early_stopping_patience",
