@@ -24,6 +24,9 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
 
 
+OPTIONS = {"executor": "run.executor", "workers": "run.workers", "tracking_uri": "run.tracker.uri"}
+"""Option of a command to the path of the value that it changes; the option goes before ``--set``."""
+
 TOP_KEYS = (*Study.model_fields, *TrialSpec.model_fields)
 """Keys with which the path of a change begins."""
 
@@ -63,13 +66,15 @@ def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None
 
 def format_changes(changes: Values) -> str:
     """Format changes as they were given: as options of the command line, or else as the argument in Python."""
-    if click.get_current_context(silent=True) is None:
+    context = click.get_current_context(silent=True)
+    if context is None:
         return f"changes={changes!r:.200}"
+    typed = {OPTIONS.get(name): f"--{name.replace('_', '-')} " for name, value in context.params.items() if value}
     texts = {
         path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for path, value in changes.items()
     }
-    return " ".join(f"--set {path}={text:.100}" for path, text in texts.items())
+    return " ".join(f"{typed.get(path, f'--set {path}=')}{text:.100}" for path, text in texts.items())
 
 
 def full_path(path: str) -> str:
