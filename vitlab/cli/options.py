@@ -1,5 +1,6 @@
 """Options and path formatting shared by several commands."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -90,12 +91,13 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
 
     values, mistakes = {}, []
     for change in changes:
-        path, equals, text = change.partition("=")
+        path, _, text = change.partition("=")
         try:
-            if not equals or not all(path.split(".")):
+            if not all(path.split(".")):
                 raise ValueError("write PATH=VALUE, such as data.root=/data")
             if not text.strip():
-                raise ValueError("the value is missing; null stands for none")
+                key = re.split(r"[\s:]", path)[0]
+                raise ValueError(f"the value is missing; write {key}=VALUE, where null stands for none")
             values[path] = read_value(text)
         except ValueError as error:
             mistakes.append(f"--set {change}: {error}")
