@@ -213,7 +213,7 @@ class Slot(Generic[T]):
         try:
             parsed = Choice.parse(choice)
         except ValueError as error:
-            raise OptionError([((), str(error))]) from None
+            raise OptionError([((), f"{error}. Installed: {', '.join(self.names())}.")]) from None
         try:
             return self._resolve(parsed)
         except OptionError as error:

@@ -129,7 +129,7 @@ class Choice:
             try:
                 return cls.parse(value)
             except ValueError as error:
-                raise conflict_error(str(error)) from None
+                raise conflict_error(f"{error}. 'vitlab list' lists the names") from None
 
         return choice_core_schema(validate)
 
