@@ -304,15 +304,18 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
             ["'--dry-run'. 'vitlab plan FILE' shows what 'vitlab run FILE' would train; "],
         ),
         (["run", "{file}", "--model", "b"], ["'--model'. A value of the study file is changed by --set model=VALUE."]),
-        (["run", "{file}", "b.yaml"], ["(b.yaml). A command takes one study file; give the command once for each."]),
+        (["run", "{file}", "b.yaml"], ["(b.yaml). A command takes one study file: 'vitlab run FILE', or "]),
         (["run", "{file}", "--resume"], ["'--resume'. A run resumes by itself; give the same command again."]),
         (["run", "{file}", "--force"], ["'--force'. A finished trial is not trained again; --retry-failed repeats "]),
         (["run", "--config", "{file}"], ["'--config'. FILE is an argument, as in 'vitlab run FILE'."]),
         (["run", "{file}", "-o", "x"], ["'-o'. Write --out FOLDER."]),
         (["judge", "x.csv", "--force"], ["No such option '--force'. See '"]),
-        (["train", "{file}"], ["No such command 'train'. Type 'vitlab run FILE'."]),
-        (["{file}"], ["No such command '", "Type 'vitlab run FILE'."]),
-        (["new", "x.yaml"], ["No such command 'x.yaml'. Type 'vitlab new study FILE'."]),
+        (["train", "{file}"], ["No such command 'train'. Type 'vitlab run FILE', which also resumes a study."]),
+        (
+            ["{file}"],
+            ["No such command '", "one study file: 'vitlab run FILE', or 'vitlab new study FILE' for a new one."],
+        ),
+        (["new", "x.yaml"], ["No such command 'x.yaml'. A command takes one study file: "]),
         (["ls"], ["No such command 'ls'. Type 'vitlab list' for components, 'vitlab studies' for studies."]),
         (["help"], ["No such command 'help'. Type 'vitlab --help', or 'vitlab COMMAND --help'."]),
         (["version"], ["No such command 'version'. Type 'vitlab --version'."]),
@@ -983,7 +986,7 @@ def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_p
     assert printed.count("the loss is not finite") == 1
     assert "\nbaseline s0, s1, position=none s0 diverged: the loss is not finite at step 2\n" in printed
     assert "1 done, 3 diverged;" in call("studies", "--out", out)[1]
-    assert "0 trained, 4 cached from earlier runs." in call("run", ran[0], "--out", out)[1]
+    assert "0 trained, 4 cached from earlier runs, 3 diverged." in call("run", ran[0], "--out", out)[1]
     assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 

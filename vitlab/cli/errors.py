@@ -38,22 +38,6 @@ ARMS = re.compile(r"\bArms: (.+)(?<! more)\.$")  #: names, in which a comma may 
 ROW = re.compile(r"\bline (\d+)\b")  #: of a table, in whose messages it stands
 SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
-FILE = re.compile(r"\.ya?ml\b")
-
-ANSWERS = {
-    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "--dry-run --dryrun -n",
-    "A finished trial is not trained again; --retry-failed repeats failed ones, a new folder of --out all": (
-        "--force --overwrite"
-    ),
-    "FILE is an argument, as in 'vitlab run FILE'": "--config --config-file --file -c -f",
-    "Write --out FOLDER": "-o --output",
-    "Type 'vitlab run FILE'": "train fit start",
-    "Type 'vitlab run FILE'; the same command resumes a study": "resume continue",
-    "Type 'vitlab list' for components, 'vitlab studies' for studies": "ls",
-    "Type 'vitlab --help', or 'vitlab COMMAND --help'": "help",
-    "Type 'vitlab --version'": "version",
-}
-"""What is said to words of other programs, which are no commands or options here."""
 
 
 def print_error(error: BaseException, output: TextIO | None = None) -> int:
@@ -88,24 +72,21 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
 
 def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> str:
     """Return a sentence with the command or the option that may be meant: the nearest, or ``--set``; else nothing."""
-    word = str(getattr(error, "option_name", getattr(error, "command_name", "")))
-    near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
-    takes_study = any("--set" in each.opts for each in context.command.params)
-    for answer, words in ANSWERS.items():
-        if word in words.split() and (takes_study or word.isalpha()):
-            return f" {answer}."
-    if FILE.search(word):
-        return " Type 'vitlab new study FILE'." if context.info_name == "new" else " Type 'vitlab run FILE'."
-    if not takes_study:
-        return near
     from vitlab.spec.changes import TOP_KEYS, paths_by_name
     from vitlab.spec.mistakes import foreign_option_hint
 
+    if ".yaml" in error.message:
+        return " A command takes one study file: 'vitlab run FILE', or 'vitlab new study FILE' for a new one."
+    command = getattr(error, "command_name", "")
+    word = getattr(error, "option_name", command)
+    near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
+    if command:
+        return foreign_option_hint(f"vitlab_{command}") or near
+    if not any("--set" in parameter.opts for parameter in context.command.params):
+        return near
     paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
     option, changes = word.strip("-").replace("-", "_"), list[str]()
     if "extra argument" in error.message:
-        if FILE.search(error.message):
-            return " A command takes one study file; give the command once for each."
         changes = [
             f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)
         ] or ["PATH=VALUE"]

@@ -110,9 +110,9 @@ def _find_slot_of_component(name: str) -> str:
     path = paths.get(name.rpartition(".")[2])
     names = [*registry.SLOT_MODULES, *dict(named), *paths, *map(full_path, paths.values())]
     key = f" Type 'vitlab show {full_path(path)}' for the key." if path else ""
-    for part in name.split(".")[:-1]:
-        if part in registry.SLOT_MODULES:  # as in train.optimizer.lr; the last one has the option
-            key = f" 'vitlab list {part}' lists the components of {part}, 'vitlab show {part} NAME' the options of one."
+    slot = name.rpartition(".")[0].rpartition(".")[2]
+    if slot in registry.SLOT_MODULES:  # as in train.optimizer.lr
+        key = f" 'vitlab list {slot}' lists the components of {slot}, 'vitlab show {slot} NAME' the options of one."
     hint = key or foreign_option_hint(name) or nearest(name, names)
     raise UserError(
         f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists what can be shown, 'vitlab schema' "

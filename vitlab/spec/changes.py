@@ -89,10 +89,8 @@ def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     close = closest(first, TOP_KEYS) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else foreign_option_hint(first) or meant
-    keys = ", ".join(TOP_KEYS)
-    return Problem(
-        format_changes({path: value}), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}."
-    )
+    sentence = f"unknown key '{first}'.{hint} A path begins with one of: {', '.join(TOP_KEYS)}."
+    return Problem(format_changes({path: value}), 0, 0, sentence)
 
 
 def add_path_of_same_key(problem: Problem, paths: Mapping[str, str]) -> Problem:

@@ -352,7 +352,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in models_in(part)]
 
 
-# -- options of timm, DeiT, transformers, Lightning and torchvision's references --------------------------------------
+# -- options and commands of timm, DeiT, transformers, Lightning and torchvision's references --------------------------------------
 
 ANSWERS = {
     "write train.schedule: {type: cosine, warmup: 0.05}, a share of the training": (
@@ -370,14 +370,12 @@ ANSWERS = {
     ),
     "write train.optimizer: {type: sgd, lr: 0.1, momentum: 0.9}": "momentum",
     "write train.optimizer: adamw": "opt",
-    "write train.optimizer: {type: adamw, eps: 1e-8}": "opt_eps",
-    "write train.optimizer: {type: adamw, betas: [0.9, 0.999]}": "opt_betas adam_beta1 adam_beta2",
+    "write train.optimizer: {type: adamw, betas: [0.9, 0.999], eps: 1e-8}": "opt_eps opt_betas adam_beta1 adam_beta2",
     "write seeds: 5 at the top level for replicates 0 to 4, or seeds: [7] for one": "seed random_seed",
     "write train.epochs: N": "num_epochs num_train_epochs max_epochs",
     "write train.steps: N": "max_steps max_iters",
     "write train.epochs: N, train.steps: N or train.images: N": "total_steps",
-    "write train.batch_size: N, the images of a step on all devices": "per_device_train_batch_size",
-    "write train.batch_size: N": "train_batch_size",
+    "write train.batch_size: N, the images of a step on all devices": "per_device_train_batch_size train_batch_size",
     "write data.size: 224": "img_size image_size input_size",
     "the data decides the number of classes; data.classes: [0, 1] selects some": "num_classes nb_classes",
     "write data.channels: 3": "in_chans",
@@ -390,14 +388,12 @@ ANSWERS = {
     "write model.attention: {type: auto, drop: 0.1}": "attn_drop_rate",
     "write model.head: {type: linear, pool: gap}": "global_pool",
     "write train.loss: {type: cross_entropy, label_smoothing: 0.1}": "smoothing label_smoothing",
-    "write train.mix: {mixup: 0.8, cutmix: 1.0}": "mixup cutmix mixup_alpha cutmix_alpha",
-    "write train.mix: {mixup: 0.8, cutmix: 1.0, prob: 0.5}": "mixup_prob",
+    "write train.mix: {mixup: 0.8, cutmix: 1.0, prob: 1.0}": "mixup cutmix mixup_alpha cutmix_alpha mixup_prob",
     "write data.augment: [flip, rand_augment, erasing], in this order; vitlab list augment shows all": (
         "aa auto_augment color_jitter hflip reprob random_erase"
     ),
     "write train.clip_grad: 1.0": "max_grad_norm gradient_clip_val",
-    "write train.precision: bf16": "amp bf16 mixed_precision",
-    "write train.precision: fp16": "fp16",
+    "write train.precision: bf16, or fp16": "amp bf16 fp16 mixed_precision",
     "write init_from: {checkpoint: FILE}": "pretrained finetune initial_checkpoint",
     "a run resumes by itself; give the same command again": "resume resume_from_checkpoint",
     "write run.workers: N for trials at a time, or run.resources: {gpu: N} for one trial": (
@@ -405,7 +401,16 @@ ANSWERS = {
     ),
     "write run.threads: N; the CPU threads of a process also read its images": "num_workers dataloader_num_workers",
     "write run.device: cuda": "accelerator",
-    "write vitlab run FILE --out FOLDER": "output_dir default_root_dir",
+    "write vitlab run FILE --out FOLDER": "output_dir default_root_dir output o",
+    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "dry_run dryrun n",
+    "a finished trial is not trained again; --retry-failed repeats failed ones, a new folder of --out all": (
+        "force overwrite"
+    ),
+    "FILE is an argument, as in 'vitlab run FILE'": "config config_file file c f",
+    "type 'vitlab run FILE', which also resumes a study": "vitlab_train vitlab_fit vitlab_start vitlab_resume",
+    "type 'vitlab list' for components, 'vitlab studies' for studies": "vitlab_ls",
+    "type 'vitlab --help', or 'vitlab COMMAND --help'": "vitlab_help",
+    "type 'vitlab --version'": "vitlab_version",
     "write train.stop_early: {patience: N}, in evaluations": "early_stopping early_stopping_patience",
     "write run.keep: best, or run.keep: {every: N}": "save_top_k save_total_limit save_steps",
     "write train.evaluations: N, the number of evaluations": (
@@ -414,27 +419,20 @@ ANSWERS = {
     "write run.engine: compiled": "torch_compile torchcompile",
     "write run.activation_checkpointing: blocks": "grad_checkpointing gradient_checkpointing",
 }
-"""What a study file says to options of other trainers that stand for it."""
+"""What to write for options of other trainers, and for their commands, which begin with ``vitlab_`` here."""
 
 HOW = {name: how for how, names in ANSWERS.items() for name in names.split()}
-"""Option of another trainer to what a study file says instead."""
+"""Option or command of another trainer to what is written instead."""
 
-_SIZE = {
-    "tiny": "Ti",
-    "small": "S",
-    "medium": "M",
-    "base": "B",
-    "large": "L",
-    "huge": "H",
-    "giant": "g",
-    "gigantic": "G",
-}
-_TIMM = re.compile(rf"(?:\w+/)?(?:vit|deit3?)[_-]({'|'.join(_SIZE)})[_-](?:\w+[_-])?patch(\d+)(?:[_.-].*)?")
+_SIZE = {"tiny": "Ti", "giant": "g"}  #: sizes that are not written as the first letter, in upper case
+_TIMM = re.compile(
+    r"(?:\w+/)?(?:vit|deit3?)[_-](tiny|small|medium|base|large|huge|giant|gigantic)[_-](?:\w+[_-])?patch(\d+)(?:[_.-].*)?"
+)
 _TORCHVISION = re.compile(r"vit_([blh])_(\d+)")
 
 
 def foreign_option_hint(name: str) -> str:
-    """Return in a sentence how a study file writes an option of another trainer; empty for any other name."""
+    """Return in a sentence what to write for an option of another trainer; empty for any other name."""
     how = HOW.get(name.lower().replace("-", "_"), "")
     return f" {how[0].upper()}{how[1:]}." if how else ""
 
@@ -447,7 +445,7 @@ def foreign_model_hint(model: str) -> str:
     match = _TIMM.fullmatch(model) or _TORCHVISION.fullmatch(model)
     if match is None:
         return ""
-    size = _SIZE.get(match[1], match[1].upper())
+    size = _SIZE.get(match[1], match[1][0].upper())
     return (
         f" Write model: {{type: vit, size: {size}, patch_size: {match[2]}}}, and init_from: {{checkpoint: FILE}} for "
         "its weights."
