@@ -1346,7 +1346,7 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     assert vitlab.list_components().to_dict("records") == rows
     shown = str(vitlab.list_components("position")).split("\n")
     assert max(map(len, shown)) <= 120 and "..." not in shown[0] and shown[0].split() == ["slot", "name", "summary"]
-    assert shown[-1] == "columns: slot, name, origin, target, summary"
+    assert shown[-1] == "components; columns: slot, name, origin, target, summary"
     assert vitlab.list_components("norm")["slot"].tolist() == ["norm"] * len(registry.slot("norm").names())
     code, printed, err = call("list")
     assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == [

@@ -314,10 +314,13 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     keys, has_value = ["arm", "seed"], frame["value"].notna()
     if not frame.duplicated(keys).any():
         return frame
-    repeated = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)
-    if clashes := [rows for _, rows in repeated if rows["value"].nunique() > 1]:
-        texts = [others.loc[rows.index].astype(str).nunique() for rows in clashes]
-        varied = [name for name in column_names(others) if any(counts[name] > 1 for counts in texts)]
+    valued = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)
+    if clashes := [rows for _, rows in valued if rows["value"].nunique() > 1]:
+        varied = [
+            name
+            for name in column_names(others)
+            if any(others.loc[rows.index, name].astype(str).nunique() > 1 for rows in clashes)
+        ]
         is_history = any(infer_auxiliary_role(name) == "step" for name in varied)
         remedy = FINALS if is_history else "keep one of them, or name a seed that differs, or their data set by --block"
         listed = [

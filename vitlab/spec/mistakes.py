@@ -352,7 +352,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in models_in(part)]
 
 
-# -- options and commands of timm, DeiT, transformers, Lightning and torchvision's references --------------------------------------
+# -- options and commands of timm, DeiT, transformers, Lightning and torchvision's references -------------------------
 
 ANSWERS = {
     "write train.schedule: {type: cosine, warmup: 0.05}, a share of the training": (
