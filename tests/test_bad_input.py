@@ -730,12 +730,17 @@ def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
     assert plan_study("s.yaml", changes={"analysis": {"metric": "val/loss", "margin": 2}})[1].analysis.margin == 2
 
 
-@pytest.mark.parametrize(("seeds", "note"), [(1, "no spread, no interval and no test"), (2, "no interval"), (3, "")])
+@pytest.mark.parametrize(
+    ("seeds", "note"),
+    [(1, "no spread, no interval and no test"), (2, "s of each arm: a test but no interval"), (3, "")],
+)
 def test_seeds_too_few_to_compare_are_noted(here: Path, seeds: int, note: str) -> None:
     (here / "s.yaml").write_text(f"{STUDY}seeds: {seeds}\n")
     for command in ("validate", "plan"):
         out = call(command, "s.yaml")[1]
-        assert (f"{note}. Set seeds: 3 or more" in out) == bool(note) and ("Set seeds" in out) == bool(note)
+        assert (f"{note}. Set seeds: 3 or more for intervals." in out) == bool(note) and ("Set seeds" in out) == bool(
+            note
+        )
     (here / "s.yaml").write_text(f"{STUDY}seeds: {seeds}\nanalysis: {{compare: none}}\n")
     assert "Set seeds" not in call("validate", "s.yaml")[1], "nothing is compared"
 

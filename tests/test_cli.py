@@ -139,7 +139,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 def test_run_prints_answer_to_stdout_and_progress_to_stderr(
-    ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = ran
     monkeypatch.setattr(report, "write", lambda *_: [])
@@ -149,6 +149,9 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     # The path is relative if the output folder is below the working directory.
     assert f"{out.name}/studies/tiny/report/report.html" in printed and "vitlab sync" in printed
     assert "nothing to train" in err and "nothing to train" not in printed
+    # Another machine needs a copy of the trials alone.
+    shutil.copytree(out / "trials", tmp_path / "trials")
+    assert "0 trained, 4 cached from earlier runs." in call("run", file, "--out", tmp_path)[1]
 
 
 @pytest.mark.parametrize(
@@ -913,7 +916,7 @@ def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     code, printed, err = call("validate", ran[0], ran[0], "--build")
     assert (code, err) == (0, "") and printed.count(
-        f"{ran[0]}: 2 arms, 4 trials\n  2 seeds of each arm: no interval."
+        f"{ran[0]}: 2 arms, 4 trials\n  2 seeds of each arm: a test but no interval."
     ) == 2
     assert list(tmp_path.iterdir()) == []
     # A baseline lies beside its study, so that FILES of a pattern such as *.yaml has it too.

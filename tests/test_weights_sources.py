@@ -168,6 +168,10 @@ def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_pa
     assert done.exit_code == 0, done.output
     file, card = map(Path, done.stdout.splitlines())
     assert file.name == "model.pt2" and "arm baseline, seed 0" in card.read_text() and note[:30] in card.read_text()
+    assert "earlier export" not in card.read_text()
+    file.rename(file.with_name("model.onnx"))
+    assert CliRunner().invoke(cli, [*map(str, arguments), "--format", "torch"]).exit_code == 0
+    assert "\n`model.onnx` is of an earlier export.\n" in card.read_text()
 
 
 @pytest.mark.slow

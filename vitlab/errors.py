@@ -298,8 +298,9 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     if close:
         return by_plain[close[0]]
     # A value in the name of an arm, such as rope2d in position=rope2d, or a metric in the name of a column: val_acc.
-    part = rf"(?<![^\W_]){re.escape(str(name))}(?![^\W_])"
-    parts = [one for one in names if len(plain) > 2 and re.search(part, str(one))]
+    parts = [
+        one for one in names if len(plain) > 2 and re.search(rf"(?<![^\W_]){re.escape(str(name))}(?![^\W_])", str(one))
+    ]
     return parts[0] if len(parts) == 1 else None
 
 

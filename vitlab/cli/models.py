@@ -263,26 +263,27 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
     file = folder / f"model{SUFFIX[form]}"
     difference = export_and_verify(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
-    text = model_card(name, sees, file.name, difference, str(render(plan, store, "md")))
+    text = model_card(name, sees, file, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
     for path in (file, folder / "README.md"):
         click.echo(str(path))
 
 
-def model_card(name: str, input_spec: InputSpec, file: str, difference: float, report: str) -> str:
+def model_card(name: str, input_spec: InputSpec, file: Path, difference: float, report: str) -> str:
     """Return the model card in Markdown; ``difference`` is relative to the largest logit."""
     from vitlab.report.formats import escape_markdown
 
     info = input_spec.info
     shape = ", ".join(map(str, (info.channels, *info.image)))
+    others = [f"`{other.name}` is of an earlier export.\n" for other in file.parent.glob("model.*") if other != file]
     return f"""---
 tags: [image-classification, vitlab]
 ---
 
-`{file}` holds one model, {escape_markdown(name)}; the verdict below is about the means of arms over seeds.
+`{file.name}` holds one model, {escape_markdown(name)}; the verdict below is about the means of arms over seeds.
 It takes pixels in [0, 1], float32, (batch, {shape}), and returns logits (batch, {info.classes}); the normalisation is
 inside. On random pixels its logits differ from the trained model's by at most {difference:.1e} of the largest.
-
+{"".join(others)}
 Classes: {escape_markdown(", ".join(info.labels)) or info.classes}
 
 {report}"""

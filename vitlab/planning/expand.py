@@ -303,8 +303,8 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
     notes += notes_on_leaks(runnable, study.seeds)
     notes += metrics.note_unusual_goal(study.analysis, facts)
     if (seeds := len(study.seeds.all)) < 3 and any(arm.baseline for arm in runnable):
-        what = "no spread, no interval and no test" if seeds == 1 else "no interval"
-        notes.append(f"{format_count(seeds, 'seed')} of each arm: {what}. Set seeds: 3 or more to compare.")
+        what = "no spread, no interval and no test" if seeds == 1 else "a test but no interval"
+        notes.append(f"{format_count(seeds, 'seed')} of each arm: {what}. Set seeds: 3 or more for intervals.")
     if any(arm.trial.info.identity is None for arm in arms):
         notes.append("The data is not on this machine: keys are pending until it is.")
     return notes
