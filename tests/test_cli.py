@@ -311,7 +311,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "{file}", "--resume"], ["'--resume'. A run resumes by itself; give the same command again."]),
         (["run", "{file}", "--force"], ["'--force'. A finished trial is not trained again; --retry-failed repeats "]),
         (["run", "--config", "{file}"], ["'--config'. FILE is an argument, as in 'vitlab run FILE'."]),
-        (["run", "{file}", "-o", "x"], ["'-o'. Write --out FOLDER."]),
+        (["run", "{file}", "-o", "x"], ["'-o'. Write vitlab run FILE --out FOLDER."]),
         (["judge", "x.csv", "--force"], ["No such option '--force'. See '"]),
         (["train", "{file}"], ["No such command 'train'. Type 'vitlab run FILE', which also resumes a study."]),
         (

@@ -182,7 +182,7 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
     ("change", "sentence"),
     [
         ({"seed": 1}, "unknown key 'seed'. Did you mean 'seeds'?"),
-        ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05}"),
+        ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05, final: 0.01}"),
         ({"base.train.accum_iter": 4}, "Write run.micro_batch_size: N to save memory"),
         ({"base.train.model_ema": True}, "Write train.ema: {decay: 0.9999}"),
         ({"base.model": "deit_small_patch16_224"}, "Write model: {type: vit, size: S, patch_size: 16}"),

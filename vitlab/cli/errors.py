@@ -90,11 +90,11 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
         changes = [
             f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)
         ] or ["PATH=VALUE"]
-    elif option in paths or "." in option:
-        near, changes = "", [f"{paths.get(option, option)}=VALUE"]
-    elif how := foreign_option_hint(option):
+    elif path := option if "." in option else paths.get(option):
+        near, changes = "", [f"{path}=VALUE"]
+    elif how := foreign_option_hint(option) or near:
         return how
-    elif not near and (path := word and closest(option, TOP_KEYS)):
+    elif path := closest(option, TOP_KEYS):
         changes = [f"{path}=VALUE"]
     return f"{near} A value of the study file is changed by --set {' --set '.join(changes)}." if changes else near
 

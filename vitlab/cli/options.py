@@ -1,6 +1,5 @@
 """Options and path formatting shared by several commands."""
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -96,8 +95,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
             if not all(path.split(".")):
                 raise ValueError("write PATH=VALUE, such as data.root=/data")
             if not text.strip():
-                key = re.split(r"[\s:]", path)[0]
-                raise ValueError(f"the value is missing; write {key}=VALUE, where null stands for none")
+                raise ValueError(f"the value is missing; write {path.split(':')[0]}=VALUE, where null stands for none")
             values[path] = read_value(text)
         except ValueError as error:
             mistakes.append(f"--set {change}: {error}")

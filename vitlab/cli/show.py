@@ -110,7 +110,7 @@ def _find_slot_of_component(name: str) -> str:
     path = paths.get(name.rpartition(".")[2])
     names = [*registry.SLOT_MODULES, *dict(named), *paths, *map(full_path, paths.values())]
     key = f" Type 'vitlab show {full_path(path)}' for the key." if path else ""
-    slot = name.rpartition(".")[0].rpartition(".")[2]
+    slot = name.split(".")[-2:][0]
     if slot in registry.SLOT_MODULES:  # as in train.optimizer.lr
         key = f" 'vitlab list {slot}' lists the components of {slot}, 'vitlab show {slot} NAME' the options of one."
     hint = key or foreign_option_hint(name) or nearest(name, names)

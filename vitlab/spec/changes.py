@@ -24,9 +24,6 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
 
 
-OPTIONS = {"executor": "run.executor", "workers": "run.workers", "tracking_uri": "run.tracker.uri"}
-"""Option of a command to the path of the value that it changes; the option goes before ``--set``."""
-
 TOP_KEYS = (*Study.model_fields, *TrialSpec.model_fields)
 """Keys with which the path of a change begins."""
 
@@ -69,7 +66,11 @@ def format_changes(changes: Values) -> str:
     context = click.get_current_context(silent=True)
     if context is None:
         return f"changes={changes!r:.200}"
-    typed = {OPTIONS.get(name): f"--{name.replace('_', '-')} " for name, value in context.params.items() if value}
+    typed = {  # options of the command itself, which go before --set
+        f"run.{name.replace('tracking_uri', 'tracker.uri')}": f"--{name.replace('_', '-')} "
+        for name, value in context.params.items()
+        if value
+    }
     texts = {
         path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for path, value in changes.items()

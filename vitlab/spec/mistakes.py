@@ -355,36 +355,31 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 # -- options and commands of timm, DeiT, transformers, Lightning and torchvision's references -------------------------
 
 ANSWERS = {
-    "write train.schedule: {type: cosine, warmup: 0.05}, a share of the training": (
-        "warmup_epochs warmup_steps warmup_ratio warmup num_warmup_steps lr_warmup_epochs warmup_lr"
+    "write train.schedule: {type: cosine, warmup: 0.05, final: 0.01}, shares of the training and of the largest rate": (
+        "warmup_epochs warmup_steps warmup_ratio warmup num_warmup_steps lr_warmup_epochs warmup_lr min_lr lr_min "
+        "sched lr_scheduler_type"
     ),
-    "write train.schedule: {type: cosine, final: 0.01}, a share of the largest rate": "min_lr lr_min",
-    "write train.schedule: cosine": "sched lr_scheduler_type",
     "write train.schedule: {type: wsd, cooldown: 0.1}": "cooldown_epochs",
     "write run.micro_batch_size: N to save memory; train.batch_size counts the images of a step": (
         "accum_iter grad_accum_steps gradient_accumulation_steps accumulate_grad_batches"
     ),
     "write train.ema: {decay: 0.9999}": "model_ema model_ema_decay ema_decay",
     "write train.optimizer: {type: adamw, lr: 1e-3, weight_decay: 0.05}, or train.optimizer.lr as a path": (
-        "lr learning_rate base_lr blr weight_decay wd"
+        "lr learning_rate base_lr blr weight_decay wd opt"
     ),
     "write train.optimizer: {type: sgd, lr: 0.1, momentum: 0.9}": "momentum",
-    "write train.optimizer: adamw": "opt",
     "write train.optimizer: {type: adamw, betas: [0.9, 0.999], eps: 1e-8}": "opt_eps opt_betas adam_beta1 adam_beta2",
     "write seeds: 5 at the top level for replicates 0 to 4, or seeds: [7] for one": "seed random_seed",
     "write train.epochs: N": "num_epochs num_train_epochs max_epochs",
-    "write train.steps: N": "max_steps max_iters",
-    "write train.epochs: N, train.steps: N or train.images: N": "total_steps",
+    "write train.steps: N": "max_steps max_iters total_steps",
     "write train.batch_size: N, the images of a step on all devices": "per_device_train_batch_size train_batch_size",
-    "write data.size: 224": "img_size image_size input_size",
+    "write data.size: 224, and data.channels: 3": "img_size image_size input_size in_chans",
     "the data decides the number of classes; data.classes: [0, 1] selects some": "num_classes nb_classes",
-    "write data.channels: 3": "in_chans",
     "write model: {type: vit, dim: 192, depth: 12, heads: 3}, or size: Ti": (
         "embed_dim hidden_size num_heads num_attention_heads num_hidden_layers num_layers"
     ),
     "write model.mlp: {type: gelu, ratio: 4}": "mlp_ratio intermediate_size",
-    "write model.drop: 0.1": "drop_rate",
-    "write model.drop_path: 0.1": "drop_path_rate",
+    "write model.drop: 0.1, or model.drop_path: 0.1": "drop_rate drop_path_rate",
     "write model.attention: {type: auto, drop: 0.1}": "attn_drop_rate",
     "write model.head: {type: linear, pool: gap}": "global_pool",
     "write train.loss: {type: cross_entropy, label_smoothing: 0.1}": "smoothing label_smoothing",
@@ -402,11 +397,11 @@ ANSWERS = {
     "write run.threads: N; the CPU threads of a process also read its images": "num_workers dataloader_num_workers",
     "write run.device: cuda": "accelerator",
     "write vitlab run FILE --out FOLDER": "output_dir default_root_dir output o",
-    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "dry_run dryrun n",
+    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "dry_run dryrun",
     "a finished trial is not trained again; --retry-failed repeats failed ones, a new folder of --out all": (
         "force overwrite"
     ),
-    "FILE is an argument, as in 'vitlab run FILE'": "config config_file file c f",
+    "FILE is an argument, as in 'vitlab run FILE'": "config config_file",
     "type 'vitlab run FILE', which also resumes a study": "vitlab_train vitlab_fit vitlab_start vitlab_resume",
     "type 'vitlab list' for components, 'vitlab studies' for studies": "vitlab_ls",
     "type 'vitlab --help', or 'vitlab COMMAND --help'": "vitlab_help",
