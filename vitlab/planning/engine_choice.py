@@ -189,18 +189,12 @@ def group_trials(
         probes: benchmarks by shape, see :func:`choose_engine`.
         device: type of the device, ``cpu`` or ``cuda``.
     """
-    groups: list[tuple[str, list[Planned]]] = []
-    stacks: dict[str, list[Planned]] = {}
+    by_key: dict[object, tuple[str, list[Planned]]] = {}
     for planned in todo:
         engine = choose_engine(planned.trial, requested, works, probes, device).engine
-        if is_one_at_a_time_engine(engine):
-            groups.append((engine, [planned]))
-            continue
-        key = joint_training_key(planned.trial)
-        if key not in stacks:
-            stacks[key] = []
-            groups.append((engine, stacks[key]))
-        stacks[key].append(planned)
+        key = id(planned) if is_one_at_a_time_engine(engine) else joint_training_key(planned.trial)
+        by_key.setdefault(key, (engine, []))[1].append(planned)
+    groups = by_key.values()
     few = [(engine, part) for engine, group in groups for part in _split_evenly(group, -(-len(group) // MAX_TOGETHER))]
     rest = len(few) % places  # batches of the last round; each is split to fill its share of the places
     whole, last = few[: len(few) - rest], few[len(few) - rest :]
