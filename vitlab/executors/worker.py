@@ -44,7 +44,7 @@ from vitlab.errors import Refused
 from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
-from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd, stored_end
 from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import open_nofollow, read_json, read_json_strictly, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
@@ -147,8 +147,8 @@ def run_job(
 
 def _stored_ends(folders: Sequence[Path], keep: Keep) -> dict[Path, TrialEnd]:
     """Return how the trials that have a result, with the weights to keep, have ended, by folder."""
-    results = {folder: TrialFolder(folder).result_unless_weights_lost(keep) for folder in folders}
-    return {folder: TrialEnd(Ending.DONE, result.failure) for folder, result in results.items() if result is not None}
+    ends = {folder: stored_end(TrialFolder(folder), keep) for folder in folders}
+    return {folder: end for folder, end in ends.items() if end}
 
 
 def _wait_for_lease_release(folder: TrialFolder, stop: Callable[[], bool]) -> None:

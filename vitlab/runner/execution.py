@@ -30,7 +30,7 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, describe_failure, record_failure
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, TrialEnd
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, TrialEnd, stored_end
 from vitlab.runner.ranks import launch_ranks
 from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
@@ -138,8 +138,8 @@ def _open_attempt(
         contexts.enter_context(folder.lease())
     except Busy as error:
         return TrialEnd(Deferral.BUSY, str(error))
-    if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
-        return TrialEnd(Ending.DONE, result.failure)
+    if end := stored_end(folder, settings.keep):
+        return end
     attempt = Attempt(trial, folder, settings, device)
     contexts.enter_context(attempt.writer)  # left, and a checkpoint written, before the lease
     return attempt
@@ -269,8 +269,8 @@ def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: C
     # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
     node = int(os.environ.get(NODE_VARIABLE, 0)) if settings.nodes > 1 else 0
     own = settings.processes // settings.nodes
-    if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
-        return TrialEnd(Ending.DONE, result.failure)
+    if end := stored_end(folder, settings.keep):
+        return end
     end = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
     # Of a lost one nothing is recorded, as when a whole worker dies.
     if node == 0 and end.ending in (Ending.OOM, Ending.ERROR):
@@ -288,8 +288,8 @@ def _run_rank(
         with ExitStack() as contexts:
             if rank == 0:
                 contexts.enter_context(folder.lease())
-                if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
-                    return TrialEnd(Ending.DONE, result.failure)
+                if end := stored_end(folder, settings.keep):
+                    return end
             device = torch_device(settings.device)
             peers = contexts.enter_context(
                 join_process_group(rank, settings.processes, rendezvous, device, settings.nodes)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from vitlab.identity.trial import Trial
-from vitlab.store.folders import LAST, Keep
+from vitlab.store.folders import LAST, Keep, TrialFolder
 from vitlab.store.result import Ending
 
 NODE_VARIABLE = "GROUP_RANK"
@@ -92,3 +92,9 @@ class TrialEnd:
     ending: Ending | Deferral
     detail: str = ""  #: one sentence on a failure, or on a training that diverged
     traceback: str = ""
+
+
+def stored_end(folder: TrialFolder, keep: Keep) -> TrialEnd | None:
+    """Return how a trial has ended that has a result, with the weights to keep; None for another one."""
+    result = folder.result_unless_weights_lost(keep)
+    return None if result is None else TrialEnd(Ending.DONE, result.failure)
