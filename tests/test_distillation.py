@@ -575,14 +575,14 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         WeightsError, match=r"resnet18-f37072fd\.pth is not the expected file: .* expected is one with f37072fd"
     ):
-        open_torchvision_weights(RESNET18)
+        open_torchvision_weights(RESNET18, planned=None)
     published = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
     file = file.rename(file.with_name(f"resnet18-{published}.pth"))
     weights = models.get_weight(RESNET18)
     ours = SimpleNamespace(url=f"https://host/{file.name}", transforms=weights.transforms, meta=weights.meta)
     get_weight = models.get_weight
     monkeypatch.setattr(models, "get_weight", lambda name: ours if name == RESNET18 else get_weight(name))
-    model = open_torchvision_weights(RESNET18)
+    model = open_torchvision_weights(RESNET18, planned=None)
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
@@ -591,7 +591,7 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     assert model.info.labels[:2] == ("tench", "goldfish") and model.info.classes == 1000
 
     with pytest.raises(WeightsError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
-        open_torchvision_weights("ResNet18_Weights.IMAGENET1K_V7")
+        open_torchvision_weights("ResNet18_Weights.IMAGENET1K_V7", planned=None)
 
     def no_network(url: str, **_: Any) -> None:
         raise OSError("the network is unreachable")
@@ -600,7 +600,7 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         WeightsError, match=r"put https://.*regnet_y_16gf.*\.pth at .*checkpoints.* by hand: the network"
     ):
-        open_torchvision_weights("RegNet_Y_16GF_Weights.IMAGENET1K_V2")
+        open_torchvision_weights("RegNet_Y_16GF_Weights.IMAGENET1K_V2", planned=None)
 
 
 def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:

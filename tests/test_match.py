@@ -46,7 +46,7 @@ def stub(model: Mapping[str, Any], info: DataInfo) -> Counts:
 def planned(tmp_path: Path, *, base: Mapping[str, Any] = BASE, count: Any = stub, **study: Any) -> Plan:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump({"study": "s", "base": dict(base), "seeds": 1, **study}, sort_keys=False))
-    parsed, document, problems = read_study(file)
+    parsed, document, problems = read_study(file, changes={})
     return make_plan(parsed, document, problems, Machine(data_info, count))
 
 

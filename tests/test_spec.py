@@ -143,13 +143,13 @@ def test_choice_is_name_or_mapping() -> None:
 def test_seeds_set_configured_streams(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(GOOD + "seeds: {count: 3, vary: [init, order]}\n")
-    study, _, problems_found = read_study(file)
+    study, _, problems_found = read_study(file, changes={})
     assert not problems_found and study is not None
     assert study.seeds.values == (0, 1, 2)
     streams = study.seeds.stream_seeds(2)
     assert {name for name, seed in streams.items() if seed == 2} == {"init", "order"}
     file.write_text(GOOD)
-    study, _, _ = read_study(file)
+    study, _, _ = read_study(file, changes={})
     assert (
         study is not None and study.seeds.stream_seeds(5)["split"] == 0 and study.seeds.stream_seeds(5)["dropout"] == 5
     )

@@ -149,7 +149,7 @@ def test_timm_round_trip(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("attention", ["split", "per_head", "explicit", "sdpa"])
 def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
     theirs = vit()
-    checkpoint = open_checkpoint(saved(theirs, tmp_path / "a.pth"))
+    checkpoint = open_checkpoint(saved(theirs, tmp_path / "a.pth"), format_name=None)
     architecture = checkpoint.architecture(HEADS)
     options = {**architecture.options, "attention": {"type": attention}}
     ours = slot("model").build({"type": "vit", **options}, architecture.info)
@@ -258,7 +258,7 @@ def test_google_round_trip_through_timm_reader(name: str, tmp_path: Path) -> Non
     again = randomised(make(), seed=9)
     again.load_pretrained(str(file))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
-    canonical = open_checkpoint(file).state
+    canonical = open_checkpoint(file, format_name=None).state
     assert canonical.keys() == theirs.state_dict().keys()
     assert all(torch.equal(canonical[name], value) for name, value in theirs.state_dict().items())
     model = open_model(file)
@@ -336,7 +336,7 @@ def test_deit_3(tmp_path: Path) -> None:
     }
     torch.save({"model": state}, tmp_path / "a.pth")
     filtered = timm.models.vision_transformer.checkpoint_filter_fn(state, theirs, adapt_layer_scale=True)
-    checkpoint = open_checkpoint(tmp_path / "a.pth")
+    checkpoint = open_checkpoint(tmp_path / "a.pth", format_name=None)
     assert checkpoint.form.name == "timm" and checkpoint.state.keys() == filtered.keys()
     model = open_model(tmp_path / "a.pth", facts=HEADS)
     torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
@@ -364,7 +364,7 @@ def test_other_resolution_equals_library(how: str, tmp_path: Path) -> None:
     theirs, file = vit(), tmp_path / "b.safetensors"
     convert_weights_file(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
     table = theirs.state_dict()["pos_embed"]
-    resampled = open_checkpoint(file).state["pos_embed"]
+    resampled = open_checkpoint(file, format_name=None).state["pos_embed"]
     grid = table[:, 1:].reshape(1, 4, 4, 16)
     if how == "timm":
         theirs.set_input_size((24, 32))

@@ -135,7 +135,7 @@ def test_weights_of_timm_are_listed_offline() -> None:
             config.num_classes,
             config.hf_hub_id,
         )
-    assert len(list_timm_weights()) > 300
+    assert len(list_timm_weights("")) > 300
     done = CliRunner().invoke(cli, ["list", "weights", "resnet50"])
     assert "called 'resnet50'" in str(done.exception)
 

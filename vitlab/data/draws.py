@@ -8,7 +8,6 @@ N images of a split, M of a class, G groups.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ def select_stratified_share(y_N: Tensor, id_N: Tensor, share: float, k: noise.Ke
 
     Of each class of n images ``share * n`` are selected, rounded, at least one.
     """
-    return _mask_first_of_class(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
+    return _mask_first_of_class(y_N, id_N, k, lambda n: _rounded_share(share, n)).nonzero()[:, 0]
 
 
 def limit_per_class(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:

@@ -28,7 +28,7 @@ TOP_KEYS = (*Study.model_fields, *TrialSpec.model_fields)
 """Keys with which the path of a change begins."""
 
 
-def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None, Document, list[Problem]]:
+def read_study(file: FilePath | str, changes: Values) -> tuple[Study | None, Document, list[Problem]]:
     """Read a study file with ``changes`` (``--set path=value``) applied.
 
     Returns:

@@ -31,7 +31,7 @@ class Named(NamedTuple):
     license: str | None
 
 
-def list_timm_weights(pattern: str = "") -> list[Named]:
+def list_timm_weights(pattern: str) -> list[Named]:
     """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
     timm = import_timm()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
@@ -108,7 +107,7 @@ class OpenedModel(NamedTuple):
     notes: tuple[str, ...]  #: one sentence for each assumption, wrapper and omission
 
 
-def open_checkpoint(file: Path, format_name: str | None = None) -> Checkpoint:
+def open_checkpoint(file: Path, format_name: str | None) -> Checkpoint:
     """Read a file of weights in any of :data:`FORMATS`, or a trial's file, whose ``spec.json`` stands beside it.
 
     Raises:
@@ -344,7 +343,7 @@ def _open_convnet(tensors: State, facts: ModelFacts) -> OpenedModel:
     if faults := find_mismatches(expected, state, unknown):
         raise WeightsError(
             f"these are not the weights of a {type(model).__name__}: "
-            f"{list_some(chain.from_iterable(faults.values()))}; use weights of torchvision or timm"
+            f"{describe_mismatches(faults)}; use weights of torchvision or timm"
         )
     model.load_state_dict(state)
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
@@ -372,7 +371,7 @@ def fetch_by_name(kind: Literal["timm", "hub"], name: str) -> Path:
     return fetch(timm_weights_repository(name) if kind == "timm" else name)
 
 
-def open_torchvision_weights(name: str, planned: str | None = None) -> OpenedModel:
+def open_torchvision_weights(name: str, planned: str | None) -> OpenedModel:
     """Open weights that torchvision publishes, after downloading them into torch's cache if they are not there.
 
     Args:
