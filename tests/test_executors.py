@@ -220,7 +220,7 @@ def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Local(RunSpec(device="auto")).slots == 2
     busy = Local(RunSpec(device="cuda", workers=3))
     assert busy.slots == 3
-    assert busy._request.share == 0.5
+    assert busy._share == 0.5
     assert Local(RunSpec(device="cpu", workers=4))._shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert not any(Local(RunSpec(device="cpu", workers=4, threads=2))._shares)  # more threads than cores: no pinning
     monkeypatch.setattr(machine, "usable_gpus", list)

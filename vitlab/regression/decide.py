@@ -115,7 +115,7 @@ def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=VERDICTS.index, default="pass")
 
 
-def judge_family(family: Sequence[Pair], alpha: float) -> tuple[list[Cell], list[Finding]]:
+def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list[Finding]]:
     """Return the cells of a family, in the order given, and a finding for the count of lost and collapsed trainings."""
     if not family:
         return [], []
