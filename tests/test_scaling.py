@@ -110,7 +110,7 @@ def test_seeds_that_lack_a_size_are_left_out_and_one_seed_has_no_interval() -> N
     sizes, logs = np.array([1.0, 2.0, 4.0]), np.log([[0.8, 0.6, 0.5], [0.7, 0.6, 0.4], [0.9, 0.1, 0.1]])
     complete, lacking = points(sizes, logs[:2]), points(sizes, logs)
     del lacking[4.0][2]
-    first, second = map(scaling.fit_law, (lacking, complete))
+    first, second = (scaling.fit_law(each, alpha=0.05, overlap=0.0) for each in (lacking, complete))
     assert first is not None and second is not None and first.slope == second.slope
     assert np.array_equal(first.curve, second.curve, equal_nan=True)
     single = scaling.fit_law(points(sizes, logs[:1]), overlap=0.0, alpha=0.05)
