@@ -258,12 +258,7 @@ def test_smoke_run_shortens_prerequisites_too(tmp_path: Path) -> None:
         "run": {"executor": "inline"},
     }
     (tmp_path / "probe.yaml").write_text(yaml.safe_dump(content))
-    assert (
-        run_smoke_test(
-            tmp_path / "probe.yaml", out=tmp_path / "runs", check_components=lambda _: None, plugins=(), changes={}
-        )
-        == 3
-    ), "the last two have the same components"
+    assert run_smoke_test(tmp_path / "probe.yaml", out=tmp_path / "runs") == 3, "the last two have the same components"
     folders = [TrialFolder(path.parent) for path in (tmp_path / "runs").glob("trials/*/*/result.json")]
     results = [folder.result() for folder in folders]
     steps = [result.outcome.steps for result in results if result is not None]

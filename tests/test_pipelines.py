@@ -212,9 +212,4 @@ def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
 def test_study_runs(tmp_path: Path) -> None:
     """Two steps of every kind of model, on data of the shape of the study's."""
     changes = {"data": {"type": "synthetic", "image_size": [28, 28]}, "run.executor": "inline"}
-    assert (
-        run_smoke_test(
-            FOLDER / "data_scale.yaml", out=tmp_path, changes=changes, check_components=lambda _: None, plugins=()
-        )
-        == 3
-    )
+    assert run_smoke_test(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3

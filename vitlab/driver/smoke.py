@@ -24,10 +24,10 @@ def run_smoke_test(
     file: str | Path,
     *,
     out: str | Path,
-    changes: Values,
-    plugins: Sequence[str | Path],
+    changes: Values = {},
+    plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
-    check_components: Callable[[Plan], None],
+    check_components: Callable[[Plan], None] = lambda _: None,
 ) -> int:
     """Train two steps of every combination of components of a study and return their number.
 
