@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
-from vitlab.errors import format_count
+from vitlab.errors import format_count, list_some
 from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
@@ -252,7 +252,7 @@ def paper_table(report: Report) -> Table:
 def _describe_tuned_values(report: Report) -> str:
     candidates = report.sections.get("tuning", ())
     chosen = [f"{row.arm} with {row.rival}" for row in candidates if row.outcome.startswith("chosen")]
-    return f" Tuned: {'; '.join(chosen)}." * bool(chosen)
+    return f" Tuned: {list_some(chosen, phrasing.MAX_LISTED, '; ')}." * bool(chosen)
 
 
 def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], all_rows: Sequence[Row]) -> Column:
