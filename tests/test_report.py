@@ -1719,6 +1719,8 @@ def test_loss_has_own_curves(tmp_path):
     assert draw((), findings).figure.get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
     assert all_sections()["loss"].metric(loss_plan) is None
+    judged_by_test = findings_of(dataclasses.replace(plan, analysis=Analysis(metric="test/accuracy")), store)
+    assert all_sections()["curves"].figure((), judged_by_test).figure.get_supylabel() == "val accuracy (%)"
 
 
 def test_figure_of_interactions_has_the_numbers_of_their_table(tmp_path):

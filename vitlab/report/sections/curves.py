@@ -28,7 +28,7 @@ MIN_SEEDS_FOR_BAND = 5  #: seeds from which on a mean has a band; of fewer, band
 
 @section.register("curves")
 class Curves(Section[Any]):
-    """Learning curves of the judged metric."""
+    """Learning curves of the judged metric, or of the validation's if it is measured once, as on test images."""
 
     heading = "Curves"
     place = 10
@@ -39,7 +39,9 @@ class Curves(Section[Any]):
 
     def figure(self, rows: Sequence[Any], findings: Findings) -> Drawing | None:
         metric = self.metric(findings.plan)
-        return None if metric is None else draw_curves(findings.results, findings.history, metric)
+        names = () if metric is None else (metric, metric.replace("test/", "val/", 1))
+        drawings = (draw_curves(findings.results, findings.history, name) for name in names)
+        return next(filter(None, drawings), None)
 
 
 @section.register("loss")
