@@ -37,7 +37,9 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
         try:
             state, metadata = read_safetensors(file)
         except FileNotFoundError:
-            raise WeightsError("it does not exist: the trial has not ended, or kept no weights (run.keep)") from None
+            raise WeightsError(
+                "it does not exist: the trial has not ended, has diverged, or kept no weights (run.keep)"
+            ) from None
         except (OSError, safetensors.SafetensorError) as error:
             raise WeightsError(f"it is not a file of trained weights: {error}") from None
         model, _, input_spec = build_trained_model(file, state, metadata)

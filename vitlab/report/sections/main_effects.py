@@ -89,7 +89,7 @@ class MainEffects(Section[MainEffect]):
         labels = shorten_change_paths(rows)
         effects = {labels[row.level]: row for row in rows}
         verdicts = [row.verdict for row in rows]
-        figure = draw_effects(effects, verdicts, "difference from the baseline", findings.scale)
+        figure = draw_effects(effects, verdicts, "main effect", findings.scale)
         return Drawing(
             figure,
             f"Every main effect with its {interval_name(rows[0].family, findings.plan.analysis)}; dots are as in the "
