@@ -183,7 +183,8 @@ def _python() -> Iterator[str]:
     yield (
         "`import vitlab` loads nothing: a name is imported when it is first used. A study is given by its file, its "
         "folder or its name, of which `NAME@VERSION` is an earlier version, or by a mapping with the content of a "
-        "file, also where results are read; `vitlab.run` and `vitlab.plan` take no names of studies that were run. Frames are pandas frames; every study has "
+        "file, also where results are read; `vitlab.run` and `vitlab.plan` take no names of studies that were run. "
+        "Frames are pandas frames; every study has "
         "the columns named here, in this order and of these types. Where a frame has many columns, its text shows a "
         "few of them, names all, and says what it shows; `frame[[...]]` shows what is selected. The examples use the "
         "study of the [tutorial](../tutorial.md).\n"

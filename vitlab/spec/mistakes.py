@@ -389,7 +389,8 @@ ANSWERS = {
     ),
     "write train.clip_grad: 1.0": "max_grad_norm gradient_clip_val",
     "write train.precision: bf16, or fp16": "amp bf16 fp16 mixed_precision",
-    "write init_from: {checkpoint: FILE}": "pretrained finetune initial_checkpoint",
+    "write init_from: {checkpoint: FILE}; for model timm, weights: TAG": "pretrained finetune initial_checkpoint",
+    "write design: {grid: {PATH: [VALUE, VALUE]}}": "sweep sweeps param_grid",
     "a run resumes by itself; give the same command again": "resume resume_from_checkpoint",
     "write run.workers: N for trials at a time, or run.resources: {gpu: N} for one trial": (
         "devices num_gpus world_size gpus"
