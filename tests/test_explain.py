@@ -20,7 +20,7 @@ from vitlab.components.attention.softmax import SDPA
 from vitlab.components.head import Logits
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
-from vitlab.driver.explanations import read_image
+from vitlab.driver.explanations import fit_as_data, read_image
 from vitlab.driver.session import Watch
 from vitlab.errors import ByName, SpecError, UserError
 from vitlab.explaining import one_image, pictures
@@ -255,6 +255,11 @@ def test_test_image_is_named_in_python_as_in_the_command(tmp_path: Path) -> None
         read_image("3")
     Image.new("RGB", (4, 2)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").pixels.size == (4, 2)
+    wide = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+    folder = {"type": "image_folder", "root": str(tmp_path), "image_size": [2, 2], "num_classes": 2}
+    cropped = fit_as_data(Image.fromarray(wide), folder)
+    assert np.array_equal(cropped.permute(1, 2, 0), wide[:, 1:3]), "the centre, as image_folder crops"
+    assert fit_as_data(Image.fromarray(wide), {"type": "digits"}).size == (4, 2)
 
 
 def test_unknown_map_is_answered_by_the_nearest() -> None:

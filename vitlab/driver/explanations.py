@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.datasets.pictures import Decoding, naming_picture
+from vitlab.data.datasets.pictures import Decoding, PictureSet, naming_picture
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import (
@@ -169,7 +169,7 @@ def read_image(name: str | Path) -> int | Picture:
         problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
         raise UserError(f"image {name}: {problem} Name an image file, or a test image by its index, as test:3")
     with naming_picture(name, "name an image file"), Image.open(path) as picture:
-        return Picture(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
+        return Picture(str(name), Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
 def iterate_explanations(
@@ -210,11 +210,18 @@ def iterate_explanations(
             pixels_CHW, truth = examples[image]
             x_BCHW, subject = transform(pixels_CHW), Subject(name, f"test image {image}", *truth)
         else:
-            x_BCHW, subject = transform(image.pixels), Subject(name, image.name)
+            pixels = fit_as_data(image.pixels, trial["spec"]["data"])
+            x_BCHW, subject = transform(pixels), Subject(name, image.name)
         image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         return one_image.explain(model, x_BCHW, image_HWC, info.labels, subject, head=head, target=label)
 
     return map(explain_one, images)
+
+
+def fit_as_data(picture: Image.Image, data: Mapping[str, Any]) -> Image.Image | Tensor:
+    """Return a picture resized and cropped as the pictures of a data set; as it is if the set has no files of any."""
+    dataset = slot("dataset").build(slot("dataset").resolve_choice(data))
+    return dataset.decoding(picture) if isinstance(dataset, PictureSet) else picture
 
 
 def find_class(target: str, info: DataInfo) -> int:
