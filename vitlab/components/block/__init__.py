@@ -90,7 +90,7 @@ class Block(Part):
         if isinstance(part, Attention):
             part.block_index = self.index
 
-    def mlp_branch(self, x_BTD: Tensor) -> Tensor:
+    def _mlp_branch(self, x_BTD: Tensor) -> Tensor:
         """Return the branch of the MLP on normalised tokens, BTD to BTD, which a block adds to them."""
         branch_BTD: Tensor = self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
         return branch_BTD

@@ -78,5 +78,5 @@ class Gated(Block):
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         y_BTD = self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
         x_BTD = self.gate1(x_BTD, y_BTD)
-        y_BTD = self.mlp_branch(x_BTD)
+        y_BTD = self._mlp_branch(x_BTD)
         return self.gate2(x_BTD, y_BTD)

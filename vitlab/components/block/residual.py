@@ -22,7 +22,7 @@ class PreNorm(Block):
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         x_BTD = x_BTD + self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
-        return x_BTD + self.mlp_branch(x_BTD)
+        return x_BTD + self._mlp_branch(x_BTD)
 
 
 @block.register("postnorm")

@@ -98,7 +98,7 @@ class TokenMerging(Block):
         if count:
             new_BT = index_after_merging(keys[0].mean(1), count, self.prefix)
             x_BTD, merged = merge_tokens(x_BTD, new_BT, count, MergeState.initial(x_BTD) if merged is None else merged)
-        x_BTD = x_BTD + self.mlp_branch(x_BTD)
+        x_BTD = x_BTD + self._mlp_branch(x_BTD)
         return x_BTD, merged
 
 

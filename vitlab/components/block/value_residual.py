@@ -55,5 +55,5 @@ class ValueResidual(Block):
 
         y_BTD = self.attn(self.norm1(x_BTD), rotation, bias_HTT, mixed)
         x_BTD = x_BTD + self.drop_path1(self.ls1(y_BTD))
-        x_BTD = x_BTD + self.mlp_branch(x_BTD)
+        x_BTD = x_BTD + self._mlp_branch(x_BTD)
         return x_BTD, own[0] if first_BHTK is None else first_BHTK
