@@ -220,7 +220,7 @@ class MLPHead(LinearHead):
         self.fc = _build_classifier(self.pre_logits.out_features, g.classes, weights)
 
     def classify(self, x_BSD: Tensor) -> Logits:
-        return super().classify(self.pre_logits(x_BSD).tanh())
+        return super().classify(self.pre_logits(x_BSD[:, 0]).tanh()[:, None])
 
 
 @head.register("distilled")
