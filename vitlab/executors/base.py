@@ -125,7 +125,7 @@ class Executor(ABC):
         A worker that is asked to stop writes a checkpoint and reports ``stopped``; a killed one is ``lost``.
         """
 
-    def worker_environment(self, job: Job, gpu: str | None) -> dict[str, str]:
+    def worker_environment(self, job: Job, gpu: str | None = None) -> dict[str, str]:
         """Return the environment of a worker: this process's, with the threads of a job and the driver's name.
 
         A worker in this environment ends if the driver dies; see :func:`vitlab.executors.worker.run_job_and_exit`.
