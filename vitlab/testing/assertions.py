@@ -69,15 +69,11 @@ def check_each(*checks: Callable[[], object]) -> None:
 
 
 @contextmanager
-def forbid_global_draws(*states: Callable[[], Tensor]) -> Iterator[None]:
-    """Check that the block draws from no generator that all code of a process shares.
-
-    Args:
-        states: the state of torch's generator, unless the block seeds it.
-    """
+def forbid_global_draws() -> Iterator[None]:
+    """Check that the block draws from no generator that all code of a process shares."""
 
     def read() -> bytes:
-        return pickle.dumps((np.random.get_state(), random.getstate(), [state().tolist() for state in states]))
+        return pickle.dumps((np.random.get_state(), random.getstate(), torch.get_rng_state().tolist()))
 
     before = read()
     yield

@@ -87,7 +87,7 @@ def _change_and_check_keyed(
     """Check a change of images or masks, and return them changed."""
     key = noise.key(0, "contract")
     before = x_BCHW.clone()
-    with forbid_global_draws(torch.get_rng_state):
+    with forbid_global_draws():
         y_BCHW = change(x_BCHW, key, id_B)
         # Workers and micro-batches cut batches in other places.
         order_B = torch.arange(B - 1, -1, -1)

@@ -244,7 +244,7 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
 def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
     """Return the outputs under keyed draws, as a training sets the keys of drops."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
-    with torch.no_grad(), noise.use_model_draws(draws), forbid_global_draws(torch.get_rng_state):
+    with torch.no_grad(), noise.use_model_draws(draws), forbid_global_draws():
         return probe(x)
 
 

@@ -103,7 +103,7 @@ def check_training_resumes_exactly(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     with prefix_failures("trains a small ViT", FirstCallFailed):
         training = _build_training(fields)
-        with forbid_global_draws():  # every step seeds torch's generator
+        with forbid_global_draws(), torch.random.fork_rng([]):  # every step seeds torch's generator
             whole = _train_steps(training, STEPS)
     with tempfile.TemporaryDirectory() as folder:
         first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
@@ -239,7 +239,7 @@ def _check_loss_is_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
     inputs, labels = logits.clone(), target.clone()
     parts = [slice(0, 2), slice(2, None)]
-    with forbid_global_draws(torch.get_rng_state):
+    with forbid_global_draws():
         whole, totals = of(slice(None)), [of(part) for part in parts]
     assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; return its mean, one number, as Value(mean, {{}})"
     assert whole.dtype == logits.dtype, f"is {whole.dtype} of logits in {logits.dtype}; keep their dtype"
@@ -431,7 +431,7 @@ def _compute_metric(
     inputs, labels = logits.clone(), target.clone()
     with (
         prefix_failures(f"rows of batches of {tuple(batch_sizes)}", FirstCallFailed),
-        forbid_global_draws(torch.get_rng_state),
+        forbid_global_draws(),
     ):
         parts = zip(torch.split(inputs, list(batch_sizes)), torch.split(labels, list(batch_sizes)), strict=True)
         rows = [metric.rows(*part) for part in parts]
