@@ -358,9 +358,8 @@ def _check_prediction_metric(choice: ResolvedChoice, task: str) -> None:
     values = {kind: _compute_metric(choice, logits, target) for kind, logits in predictions.items()}
     for kind, value in values.items():
         _check_bounds(cls, value, f"predictions are {kind}")
-    sign = 1 if cls.goal == "max" else -1
-    best = max(values, key=lambda kind: sign * values[kind])
-    assert sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best], (
+    best = (max if cls.goal == "max" else min)(values.values())
+    assert values["right"] == best != values["wrong"], (
         f"has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} where "
         f"they are wrong and {values['random']:g} in between; the class sets goal = 'max' or goal = 'min'"
     )
