@@ -52,6 +52,9 @@ def check_part(choice: ResolvedChoice) -> None:
     component: Any = choice.component
     reduction = component.reduction_of(choice.options) if choice.slot == "patch" else 1
     side = 4 if reduction == 1 else 1
+    of_slot = {"position": [_check_position], "attention": [_check_attention], "head": [_check_tokens_read]}
+    checks = [_check_forward_and_backward, _check_repeatable, _check_meta_device, _check_bfloat16]
+    checks += of_slot.get(choice.slot, [])
     cases, reasons = [], []  # a part need not support every grid, but one of them
     for what, grid, prefix in GRIDS:
         g = Geometry(
@@ -68,7 +71,7 @@ def check_part(choice: ResolvedChoice) -> None:
         case = _Case(choice, g)
         with prefix_failures(f"on {what}"):
             if (reason := case.refusal()) is None:
-                check_each(*(partial(check, case) for check in _checks_of(case)))
+                check_each(*(partial(check, case) for check in checks))
                 cases.append(case)
             else:
                 reasons.append(f"{what}: {reason}")
@@ -183,18 +186,6 @@ class _Probe(nn.Module):
             if bias is not None:
                 out[f"bias({layer})"] = bias
         return out
-
-
-def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
-    """Return the checks of a part, each of which another one may fail."""
-    of_slot = {"position": _check_position, "attention": _check_attention, "head": _check_tokens_read}
-    return [
-        _check_forward_and_backward,
-        _check_repeatable,
-        _check_meta_device,
-        _check_bfloat16,
-        *filter(None, [of_slot.get(case.choice.slot)]),
-    ]
 
 
 def _check_forward_and_backward(case: _Case) -> None:
