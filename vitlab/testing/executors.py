@@ -58,7 +58,7 @@ def check_executor(choice: ResolvedChoice) -> None:
             if driver.executor.in_driver:
                 _check_in_driver_executor(driver, work)
             else:
-                _check_job_ends(driver, work, lambda: _Driver(choice))
+                _check_job_ends(driver, work, choice)
         finally:
             if not driver.executor.in_driver:
                 _kill_workers(work.values())
@@ -150,7 +150,7 @@ class _Driver:
         return _processes([job])[-1]
 
 
-def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callable[[], _Driver]) -> None:
+def _check_job_ends(driver: _Driver, work: Mapping[str, Job], choice: ResolvedChoice) -> None:
     killed, stopped = work["kill"], work["stop"]
     assert driver.poll(0.0) == [], "poll reports ends before a job was submitted"
     driver.submit(killed)
@@ -163,7 +163,7 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callab
         driver.expect_end(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
     else:  # on another machine, where it cannot be killed from here
         _check_cancel(driver)
-        driver = new_driver()
+        driver = _Driver(choice)
     if stopped.folder not in driver.running:
         driver.submit(stopped)
     driver.await_process_that_waits(stopped)
@@ -171,7 +171,7 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callab
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
-    driver = new_driver()
+    driver = _Driver(choice)
     driver.submit(work["raise"])
     end = driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     assert jobs.FAILURE in end.detail, (

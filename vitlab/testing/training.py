@@ -6,7 +6,7 @@ B images, N of a split, K classes, H and W pixels.
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -106,7 +106,8 @@ def check_training_resumes_exactly(**fields: Any) -> None:
         with forbid_global_draws(), torch.random.fork_rng([]):  # every step seeds torch's generator
             whole = _train_steps(training, STEPS)
     with tempfile.TemporaryDirectory() as folder:
-        first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
+        first = _build_training(fields, lambda state: artifacts.make_checkpoint_writer(Path(folder), state)())
+        second = _build_training(fields)
         _train_steps(first, STEPS // 2)
         with prefix_failures("its state is written to a checkpoint and read again"):
             first.save_if_finite()
@@ -265,16 +266,11 @@ def _check_unchanged(*pairs: Tensor) -> None:
     assert all(map(torch.equal, pairs[::2], pairs[1::2])), f"changes its arguments; {NO_CHANGE}"
 
 
-def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
-    """Return the training of a small ViT by these fields of ``train``, whose checkpoints are written to ``folder``."""
-
-    def write(state: artifacts.State) -> None:
-        if folder is not None:
-            artifacts.make_checkpoint_writer(folder, state)()
-
+def _build_training(fields: Mapping[str, Any], *write: Callable[[artifacts.State], None]) -> Training:
+    """Return the training of a small ViT by these fields of ``train``; ``write`` writes its checkpoints, if any."""
     train = {"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields}
     spec = TrialSpec.model_validate({"data": DATA, "model": MODEL, "train": train})
-    return make_training(spec, SEEDS, write)
+    return make_training(spec, SEEDS, *write)
 
 
 def _train_steps(training: Training, steps: int) -> NewState:
