@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from test_cli import call
-from test_engines import DATA, training
+from test_engines import DATA, MODEL, TRAIN, training
 
 from vitlab.data.prepare import data_info
 from vitlab.driver.coordinates import Coordinates, measure_changes_by_width
@@ -21,6 +21,7 @@ from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
+from vitlab.spec import TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
@@ -29,10 +30,16 @@ from vitlab.weights.transfer import load_and_freeze_weights
 INFO = DataInfo(image=(8, 8), channels=1, classes=6)
 
 
+FAST = {"optimizer": {"type": "adamw", "lr": 1e-2}, "schedule": "constant"}
+
+
+def model_of_width(width: int, parametrization: str) -> dict[str, Any]:
+    return {"dim": width, "heads": 4, "drop": 0.0, "drop_path": 0.0, "parametrization": parametrization}
+
+
 def of_width(width: int, parametrization: str, seed: int = 0, **options: Any) -> Training:
-    model = {"dim": width, "heads": 4, "drop": 0.0, "drop_path": 0.0, "parametrization": parametrization}
-    train = {"optimizer": {"type": "adamw", "lr": 1e-2}, "schedule": "constant"}
-    return training(seed, model={**model, **options.pop("model", {})}, **{**train, **options})
+    model = {**model_of_width(width, parametrization), **options.pop("model", {})}
+    return training(seed, model=model, **{**FAST, **options})
 
 
 @pytest.mark.slow
@@ -40,11 +47,13 @@ def test_coordinates_do_not_grow_with_width() -> None:
     """Coordinate check, appendix D.1: mean absolute changes of attentions and MLPs after four steps, at two widths."""
     spreads = {}
     for parametrization in ("standard", "mup"):
-
-        def make(width: int, seed: int, parametrization: str = parametrization) -> Training:
-            return of_width(width, parametrization, seed)
-
-        changes = measure_changes_by_width(make, (16, 256), range(3), steps=4)
+        specs = {
+            width: TrialSpec.model_validate(
+                {"data": DATA, "model": {**MODEL, **model_of_width(width, parametrization)}, "train": TRAIN | FAST}
+            )
+            for width in (16, 256)
+        }
+        changes = measure_changes_by_width(specs, 3, steps=4)
         of_blocks = [by_width for layer, by_width in changes.items() if layer.startswith("blocks")]
         assert len(of_blocks) == 4 and "logits" in changes
         sizes = [sum(by_width[width] for by_width in of_blocks) for width in (16, 256)]

@@ -20,10 +20,9 @@ from vitlab.data.prepare import data_info
 from vitlab.driver.planning import plan_study
 from vitlab.errors import UserError, format_count
 from vitlab.models.contract import Model, evaluation_mode
-from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
+from vitlab.planning.resolve import Faults, Resolver
 from vitlab.runner.models import make_training
-from vitlab.spec import STREAMS, Study
-from vitlab.training.loop import Training
+from vitlab.spec import STREAMS, Study, TrialSpec
 
 Parametrization = Literal["standard", "mup"]
 IMAGES = 32  #: images whose outputs are compared
@@ -95,39 +94,29 @@ def check_coordinates(
     results = []
     for kind, by_width in trials.items():
         say(f"{kind}: training {format_count(seeds, 'seed')} at each width")
-
-        def make(width: int, seed: int, by_width: Mapping[int, ResolvedTrial] = by_width) -> Training:
-            return make_training(by_width[width].spec, {**dict.fromkeys(STREAMS, seed), "split": 0})
-
-        results.append(Coordinates(kind, measure_changes_by_width(make, widths, range(seeds), steps)))
+        results.append(Coordinates(kind, measure_changes_by_width(by_width, seeds, steps)))
     return results
 
 
-def measure_changes_by_width(
-    make: Callable[[int, int], Training],
-    widths: Sequence[int],
-    seeds: Sequence[int],
-    steps: int,
-) -> dict[str, dict[int, float]]:
+def measure_changes_by_width(specs: Mapping[int, TrialSpec], seeds: int, steps: int) -> dict[str, dict[int, float]]:
     """Return the mean absolute changes of every attention, MLP and of the logits by width, as means over seeds.
 
     Args:
-        make: returns a training by width and seed.
-        widths: the widths.
-        seeds: the seeds.
+        specs: what is trained, from initial values, by width.
+        seeds: their number.
         steps: optimizer steps.
     """
     totals: dict[str, dict[int, float]] = {}
-    for width in widths:
-        for seed in seeds:
-            training = make(width, seed)
+    for width, spec in specs.items():
+        for seed in range(seeds):
+            training = make_training(spec, {**dict.fromkeys(STREAMS, seed), "split": 0})
             x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
             before = _layer_outputs(training.model, x_BCHW)
             for _ in range(steps):
                 training.train_step()
             for layer, output in _layer_outputs(training.model, x_BCHW).items():
-                by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
-                by_width[width] += float((output - before[layer]).abs().mean()) / len(seeds)
+                by_width = totals.setdefault(layer, dict.fromkeys(specs, 0.0))
+                by_width[width] += float((output - before[layer]).abs().mean()) / seeds
     return totals
 
 
@@ -151,7 +140,7 @@ def _layer_outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
 
 def _resolve_base_at_width(
     study: Study, resolver: Resolver, width: int, parametrization: Parametrization, steps: int
-) -> ResolvedTrial:
+) -> TrialSpec:
     """Return the base of a study at a width.
 
     Raises:
@@ -170,4 +159,4 @@ def _resolve_base_at_width(
         raise UserError(f"{place}: {faults}") from None
     if trial.incompatibility:
         raise UserError(f"{place}: {trial.incompatibility}")
-    return trial
+    return trial.spec
