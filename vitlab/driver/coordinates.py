@@ -7,6 +7,7 @@ Reference: arXiv:2203.03466, appendix D.1.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -124,17 +125,12 @@ def measure_changes_by_width(specs: Mapping[int, TrialSpec], seeds: int, steps: 
 def _layer_outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
     """Return the outputs of a model's attentions, MLPs and head for some images, in evaluation mode."""
     outputs: dict[str, Tensor] = {}
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, Attention | MLP)}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, path=path: outputs.update({path: output}))
-        for path, layer in layers.items()
-    ]
-    try:
-        with evaluation_mode(model):
-            views = model.logits_by_head(model(x_BCHW))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, evaluation_mode(model):
+        for path, layer in model.named_modules():
+            if isinstance(layer, Attention | MLP):
+                hook = layer.register_forward_hook(lambda _, __, output, path=path: outputs.update({path: output}))
+                hooks.enter_context(hook)
+        views = model.logits_by_head(model(x_BCHW))
     return {**outputs, "logits": views[""]}
 
 
