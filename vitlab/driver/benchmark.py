@@ -284,7 +284,7 @@ def _measure_and_send(measure: Callable[..., Tree], arguments: Sequence[Any], pi
 
 
 def _summarise_rounds(planned: Planned, rounds: Sequence[Tree]) -> MeasuredCost:
-    values: NewTree = {}
+    values: NewTree = {**rounds[-1], "peak_bytes": int(statistics.median(each["peak_bytes"] for each in rounds))}
     for name in ("train_images_per_s", "infer_images_per_s"):
         q1, median, q3 = statistics.quantiles([each[name] for each in rounds], n=4, method="inclusive")
         values |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
@@ -293,9 +293,7 @@ def _summarise_rounds(planned: Planned, rounds: Sequence[Tree]) -> MeasuredCost:
         trial=planned.trial.key,
         code=planned.trial.code,
         rounds=len(rounds),
-        peak_bytes=int(statistics.median(measurement["peak_bytes"] for measurement in rounds)),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan,
         measured=str(datetime.now(UTC)),
         **values,
-        **{name: rounds[-1][name] for name in ("device", "processor", "threads", "batch_size", "precision", "torch")},
     )
