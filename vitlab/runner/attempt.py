@@ -168,13 +168,9 @@ class Attempt:
 
     def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
-        if isinstance(error, Busy):
-            self.end = TrialEnd(Deferral.BUSY, str(error))
-            return
-        kind = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
-        sentence, text = describe_failure(error, self.trial), "".join(traceback.format_exception(error))
-        self.end = TrialEnd(kind, sentence, text)
-        record_failure(self.folder, self.end)
+        self.end = end_of(error, self.trial)
+        if self.end.ending != Deferral.BUSY:
+            record_failure(self.folder, self.end)
 
     def end_with_outcome(self, outcome: Outcome, wall_s: float) -> None:
         """Write the files of a trial that is trained, the result last: it means that all others exist.
@@ -321,6 +317,14 @@ class Attempt:
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
             **({} if (how := self.settings.activation_checkpointing) == "none" else {"activation_checkpointing": how}),
         }
+
+
+def end_of(error: BaseException, trial: Trial) -> TrialEnd:
+    """Return how a trial ends by an error."""
+    if isinstance(error, Busy):
+        return TrialEnd(Deferral.BUSY, str(error))
+    ending = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
+    return TrialEnd(ending, describe_failure(error, trial), "".join(traceback.format_exception(error)))
 
 
 def record_failure(folder: TrialFolder, end: TrialEnd) -> None:

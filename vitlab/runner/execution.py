@@ -28,7 +28,7 @@ from vitlab.identity.code import (
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, describe_failure, record_failure
+from vitlab.runner.attempt import Attempt, describe_failure, end_of, record_failure
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, TrialEnd, stored_end
 from vitlab.runner.ranks import launch_ranks
@@ -137,7 +137,7 @@ def _open_attempt(
     try:
         contexts.enter_context(folder.lease())
     except Busy as error:
-        return TrialEnd(Deferral.BUSY, str(error))
+        return end_of(error, trial)
     if end := stored_end(folder, settings.keep):
         return end
     attempt = Attempt(trial, folder, settings, device)
@@ -305,12 +305,9 @@ def _run_rank(
                 attempt.end_with_outcome(outcome, attempt.spent_s())
             attempt.wait_for_checkpoint()
             return TrialEnd(Ending.STOPPED) if outcome is None else TrialEnd(Ending.DONE, attempt.training.failure)
-    except Busy as error:
-        return TrialEnd(Deferral.BUSY, str(error))
     except PeerDied as error:
         return TrialEnd(Deferral.PEER_DIED, str(error), traceback.format_exc())
     except RankMismatch as error:
         return TrialEnd(Ending.LOST, str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # of any component
-        ending = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
-        return TrialEnd(ending, describe_failure(error, trial), traceback.format_exc())
+        return end_of(error, trial)
