@@ -46,7 +46,7 @@ from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd, stored_end
 from vitlab.spec.tree import parse_as, type_adapter
-from vitlab.store.files import open_nofollow, read_json, read_json_strictly, require_mapping, write_json
+from vitlab.store.files import json_parser, open_nofollow, read_json, read_stored_strictly, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import DRIVER, is_alive, kill_orphan
 from vitlab.store.result import Ending
@@ -283,7 +283,7 @@ class WorkerCommand:
 
 def _run_job_file_and_exit(folder: Path) -> NoReturn:
     """Run the job of a folder and exit."""
-    data = read_json_strictly(folder / "job.json", require_mapping)
+    data = read_stored_strictly(folder / "job.json", json_parser(require_mapping))
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
     job = parse_as(Job, data)

@@ -30,7 +30,17 @@ from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values, flatten, type_adapter
-from vitlab.store.files import Damaged, read_json, read_json_strictly, require_mapping, write_bytes, write_json
+from vitlab.store.files import (
+    Damaged,
+    json_parser,
+    parse_json,
+    read_json,
+    read_stored,
+    read_stored_strictly,
+    require_mapping,
+    write_bytes,
+    write_json,
+)
 from vitlab.store.folders import Store
 
 EARLIER = "versions"
@@ -52,7 +62,7 @@ def read_plan(file: Path) -> Plan | None:
         UserError: if the file is not a plan, or one in another format.
     """
     try:
-        return read_json_strictly(file, lambda data: _parse_and_check_plan(file, data))
+        return read_stored_strictly(file, _parse_and_check_plan)
     except Damaged as error:
         raise UserError(
             f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
@@ -87,12 +97,12 @@ def write_registered_plan(plan: Plan, store: Store) -> Plan:
 
 def _read_intact_plan(file: Path) -> Plan | None:
     """Return the plan in a file, or None if the file does not exist or is damaged."""
-    return read_json(file, lambda data: _parse_and_check_plan(file, data))
+    return read_stored(file, _parse_and_check_plan)
 
 
-def _parse_and_check_plan(file: Path, data: Any) -> Plan:
+def _parse_and_check_plan(file: Path) -> Plan:
     """Parse a plan, and check that its study is the folder's."""
-    plan = Plan.from_json(data)
+    plan = Plan.from_json(parse_json(file.read_bytes()))
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
         raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
     return plan
@@ -370,7 +380,7 @@ def _read_version_folder(folder: Path) -> Version | None:
     last = _version_name_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
-        name = name or _version_name_in(read_json_strictly(folder / "plan.json", require_mapping) or {})
+        name = name or _version_name_in(read_stored_strictly(folder / "plan.json", json_parser(require_mapping)) or {})
     name = name or last or "damaged"
     if last not in ("", name):
         stored, changes, run = None, {}, RunRecord()

@@ -134,12 +134,7 @@ def read_json(path: Path) -> Any: ...
 def read_json(path: Path, parse: Callable[[Any], R]) -> R | None: ...
 def read_json(path: Path, parse: Callable[[Any], Any] = lambda data: data) -> Any:
     """Return the record in a JSON file, or None if the file does not exist or is damaged; see :func:`read_stored`."""
-    return read_stored(path, _json_parser(parse))
-
-
-def read_json_strictly(path: Path, parse: Callable[[Any], R]) -> R | None:
-    """Return the record in a JSON file, or None if the file does not exist; see :func:`read_stored_strictly`."""
-    return read_stored_strictly(path, _json_parser(parse))
+    return read_stored(path, json_parser(parse))
 
 
 def parse_json(data: bytes) -> Any:
@@ -257,7 +252,8 @@ def truncate_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _json_parser(parse: Callable[[Any], R]) -> Callable[[Path], R]:
+def json_parser(parse: Callable[[Any], R]) -> Callable[[Path], R]:
+    """Return the parser of a JSON file, for :func:`read_stored` and :func:`read_stored_strictly`."""
     return lambda path: parse(parse_json(path.read_bytes()))
 
 
