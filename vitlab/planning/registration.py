@@ -27,6 +27,11 @@ def make_registration(plan: Plan) -> Registration:
     )
 
 
+def registered_or_own(plan: Plan) -> Registration:
+    """Return the registration of a plan; before its first run, the one that it would get."""
+    return plan.registered or make_registration(plan)
+
+
 def comparison_family(plan: Plan) -> list[tuple[str, str]]:
     """Return every comparison of a plan but of controls: an arm that runs, and its baseline."""
     return [
@@ -74,9 +79,7 @@ def _format_exactly(value: Any) -> str:
 
 def describe_analysis_changes(plan: Plan) -> list[str]:
     """Return each change of the analysis since the first run as a clause; any makes all comparisons exploratory."""
-    first, now = plan.registered, make_registration(plan)
-    if first is None:
-        return []
+    first, now = registered_or_own(plan), make_registration(plan)
     pairs = {name: (getattr(first, name), getattr(now, name)) for name in JUDGED_BY}
     clauses = [
         f"{name} was {_format_exactly(was)} and is {_format_exactly(is_now)}"
@@ -99,23 +102,19 @@ def describe_analysis_changes(plan: Plan) -> list[str]:
 
 def newly_compared_arms(plan: Plan) -> set[str]:
     """Return the arms whose comparison was not registered at the first run."""
-    if plan.registered is None:
-        return set()
-    return {pair[0] for pair in comparison_family(plan) if pair not in plan.registered.family}
+    return {arm for arm, _ in {*comparison_family(plan)}.difference(registered_or_own(plan).family)}
 
 
 def altered_arms(plan: Plan) -> list[str]:
     """Return the arms that train something else than the arm registered under the same name."""
-    identities = {} if plan.registered is None else plan.registered.arms
+    identities = registered_or_own(plan).arms
     return [arm for arm, identity in plan.identities.items() if identities.get(arm, identity) != identity]
 
 
 def no_longer_compared_arms(plan: Plan) -> list[str]:
     """Return the arms whose comparison was registered and is no longer in the plan; it still counts in the family."""
-    if plan.registered is None:
-        return []
     pairs = [(arm.name, arm.baseline) for arm in plan.arms]  # skipped arms included
-    return [pair[0] for pair in plan.registered.family if pair not in pairs]
+    return [pair[0] for pair in registered_or_own(plan).family if pair not in pairs]
 
 
 def family_over_blocks_and_incomplete_arms(plan: Plan) -> tuple[set[str], set[str]]:
@@ -128,7 +127,7 @@ def family_over_blocks_and_incomplete_arms(plan: Plan) -> tuple[set[str], set[st
     compared, fewer = {arm for arm, _ in comparison_family(plan)}, set[str]()
     names = {plan.arm(arm).name_in_block for arm in compared}
     blocks = {arm.block for arm in plan.arms if not arm.skip}
-    for arm, _ in () if plan.registered is None else plan.registered.family:
+    for arm, _ in registered_or_own(plan).family:
         if arm not in compared:
             inside = [arm.removeprefix(f"{block}: ") for block in blocks if arm.startswith(f"{block}: ")]
             names |= {*inside}
