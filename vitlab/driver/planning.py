@@ -110,7 +110,8 @@ def plan_study(
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    _check_run_settings(plan, study.run, plugins, document)
+    _require_components_of_workers(plan, study.run, plugins, document)
+    _require_whole_batches(plan, study.run, document)
     notes = (*plan.notes, *_notes_on_data_and_averages(plan, document, store), *notes_on_unused_mps(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
@@ -324,12 +325,6 @@ def _component_file_modules(study: Study | None, loaded: Sequence[registry.Origi
             if slot("executor").get(study.run.executor.type).in_driver:
                 return frozenset(registry.plugins.files)
     return frozenset(map(registry.plugins.file_module_name, loaded))
-
-
-def _check_run_settings(plan: Plan, run: RunSpec, plugins: Sequence[str | Path], document: Document) -> None:
-    """Raise SpecError if the executor or the division of batches does not fit the trials of a plan."""
-    _require_components_of_workers(plan, run, plugins, document)
-    _require_whole_batches(plan, run, document)
 
 
 def _require_components_of_workers(plan: Plan, run: RunSpec, plugins: Sequence[str | Path], document: Document) -> None:
