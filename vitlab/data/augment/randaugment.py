@@ -59,8 +59,8 @@ class _Policy(Augment):
         """Return the strengths of the operations that move pixels, in images of this size."""
 
     @abstractmethod
-    def _color_operations(self, *strength_B: Tensor) -> Changes:
-        """Return the operations that change colours, for these strengths."""
+    def _color_operations(self, *strength_B: Tensor) -> tuple[Tensor, Changes]:
+        """Return for these strengths the factor of :data:`FACTORS`, and the other operations that have an amount."""
 
     def _iter_operations(self, key: noise.Key, id_B: Tensor) -> Iterable[tuple[Tensor, ...]]:
         """Return for each operation in turn its index and strengths, (B,) each."""
@@ -84,7 +84,10 @@ class _Policy(Augment):
         ``which_B`` is its index in :attr:`operations`, -1 for none; strengths are those of :meth:`draws` for one turn.
         """
         x_BCHW = self._apply_geometric_operations(x_BCHW, self.warp, which_B, *strength_B)
-        for name, (change, *amounts_B) in self._color_operations(*strength_B).items():
+        factor_B, changes = self._color_operations(*strength_B)
+        changes |= {name: (change, factor_B) for name, change in FACTORS.items()}
+        changes |= {"autocontrast": (pixels.autocontrast,), "equalize": (pixels.equalize,)}
+        for name, (change, *amounts_B) in changes.items():
             x_BCHW = pixels.apply_where(x_BCHW, which_B == self.operations.index(name), change, *amounts_B)
         return x_BCHW
 
@@ -140,17 +143,14 @@ class _TorchvisionPolicy(_Policy):
         left_B, up_B = (-(self.largest_shift(size) * share_B).trunc().float() for size in (width, height))
         return (self.shear * share_B).float(), left_B, up_B, torch.deg2rad((self.degrees * share_B).float())
 
-    def _color_operations(self, *strength_B: Tensor) -> Changes:
+    def _color_operations(self, *strength_B: Tensor) -> tuple[Tensor, Changes]:
         level_B, sign_B = strength_B
         share_B = level_B.double() / (LEVELS - 1)
         change_L = noise.to_device(torch.linspace(0, self.factor, LEVELS), level_B.device)
         factor_B = 1 + change_L[level_B].double() * sign_B
-        return {
-            **{name: (change, factor_B) for name, change in FACTORS.items()},
+        return factor_B, {
             "posterize": (pixels.posterize, 8 - (self.bits * share_B).round()),
             "solarize": (pixels.solarize, 255 * (1 - share_B)),
-            "autocontrast": (pixels.autocontrast,),
-            "equalize": (pixels.equalize,),
         }
 
 
@@ -230,14 +230,11 @@ class RandAugmentTimm(_Policy):
         shift_B = 0.45 * share_B
         return 0.3 * share_B, shift_B * width, shift_B * height, torch.deg2rad(30 * share_B)
 
-    def _color_operations(self, *strength_B: Tensor) -> Changes:
+    def _color_operations(self, *strength_B: Tensor) -> tuple[Tensor, Changes]:
         level_B, sign_B = strength_B
         share_B = level_B.double() / MAX_LEVEL
         factor_B = (1 + 0.9 * share_B * sign_B).clamp(min=0.1)
-        return {
-            **{name: (change, factor_B) for name, change in FACTORS.items()},
-            "autocontrast": (pixels.autocontrast,),
-            "equalize": (pixels.equalize,),
+        return factor_B, {
             "invert": (pixels.solarize, torch.zeros_like(share_B)),
             "posterize": (pixels.posterize, 4 - (4 * share_B).long()),
             "solarize": (pixels.solarize, 256.0 - (256 * share_B).long()),
