@@ -195,7 +195,7 @@ class Ray(PollingExecutor):
                     StopSignal
                 )
                 self._bell = bell.options(
-                    scheduling_strategy=self._make_node_strategy(_own_node_id(self._ray))
+                    scheduling_strategy=self._make_node_strategy(self._ray.get_runtime_context().get_node_id())
                 ).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
             group = self._make_placement_group(job)
@@ -407,14 +407,8 @@ def count_fitting_trials(ray: Any, each: Demand) -> int:
 
 def daemon_address(ray: Any) -> tuple[str, int]:
     """Return the address and port of Ray's daemon on this machine."""
-    [node] = [node for node in ray.nodes() if node["NodeID"] == _own_node_id(ray)]
+    [node] = [node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id()]
     return node["NodeManagerAddress"], node["NodeManagerPort"]
-
-
-def _own_node_id(ray: Any) -> str:
-    """Return Ray's id of this machine."""
-    node: str = ray.get_runtime_context().get_node_id()
-    return node
 
 
 def is_listening(address: str, port: int) -> bool:
