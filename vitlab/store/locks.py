@@ -191,12 +191,13 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
             continue  # the folder was deleted in the meantime
         try:
             _lock_exclusively(lock)
-            if _is_same_file(file, lock.fileno()):  # else the file was deleted, and its lock excludes nobody
-                with suppress(OSError):  # a full disk
-                    lock.truncate(0)
-                    lock.write(f"{own_and_driver_name()}\n")
-                    lock.flush()
-                return lock
+            with suppress(FileNotFoundError):
+                if os.path.samefile(file, lock.fileno()):  # else it was deleted, and its lock excludes nobody
+                    with suppress(OSError):  # a full disk
+                        lock.truncate(0)
+                        lock.write(f"{own_and_driver_name()}\n")
+                        lock.flush()
+                    return lock
         except BlockingIOError:
             lock.close()
             raise Busy(str(file)) from None
@@ -244,14 +245,6 @@ def _lock_exclusively(file: IO[str]) -> None:
             if not remaining:
                 raise
         time.sleep(0.001 + 0.004 * random.random())  # random, so that two processes do not keep colliding
-
-
-def _is_same_file(file: Path, descriptor: int) -> bool:
-    """Return True if a path still refers to the open file."""
-    try:
-        return os.path.samestat(os.stat(file), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def own_and_driver_name() -> str:
