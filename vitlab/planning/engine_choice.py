@@ -195,16 +195,14 @@ def group_trials(
         key = id(planned) if is_one_at_a_time_engine(engine) else joint_training_key(planned.trial)
         by_key.setdefault(key, (engine, []))[1].append(planned)
     groups = by_key.values()
-    few = [(engine, part) for engine, group in groups for part in _split_evenly(group, -(-len(group) // MAX_TOGETHER))]
+    few = _split_evenly(groups, 1)
     rest = len(few) % places  # batches of the last round; each is split to fill its share of the places
     whole, last = few[: len(few) - rest], few[len(few) - rest :]
-    mixed = whole + [(engine, part) for engine, group in last for part in _split_evenly(group, -(-places // rest))]
-    many = [
-        (engine, part)
-        for engine, group in groups
-        for part in _split_evenly(group, max(-(-len(group) // MAX_TOGETHER), places))
-    ]
-    return min((few, mixed, many), key=lambda groups: _estimate_makespan([len(group) for _, group in groups], places))
+    mixed = whole + _split_evenly(last, -(-places // max(1, rest)))
+    return min(
+        (few, mixed, _split_evenly(groups, places)),
+        key=lambda groups: _estimate_makespan([len(group) for _, group in groups], places),
+    )
 
 
 def _estimate_makespan(sizes: Iterable[int], places: int) -> int:
@@ -223,8 +221,14 @@ def _spec_without_train_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
     return tree
 
 
-def _split_evenly(group: list[Planned], count: int) -> list[list[Planned]]:
-    """Split a group into ``count`` nearly equal parts, or fewer, so that each has two trials or more."""
-    count = min(count, -(-len(group) // 2))
-    cuts = [index * len(group) // count for index in range(count + 1)]
-    return [group[begin:end] for begin, end in pairwise(cuts)]
+def _split_evenly(groups: Iterable[tuple[str, list[Planned]]], least: int) -> list[tuple[str, list[Planned]]]:
+    """Split each group into ``least`` nearly equal parts, or more, of at most :data:`MAX_TOGETHER` trials.
+
+    There are fewer if a part would else have less than two trials.
+    """
+    parts = []
+    for engine, group in groups:
+        count = min(max(least, -(-len(group) // MAX_TOGETHER)), -(-len(group) // 2))
+        cuts = [index * len(group) // count for index in range(count + 1)]
+        parts += [(engine, group[begin:end]) for begin, end in pairwise(cuts)]
+    return parts
