@@ -43,13 +43,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from vitlab.errors import UserError
 from vitlab.executors.base import JobEnd, PollingExecutor, executor, format_error
 from vitlab.executors.local import Local
 from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.spec import Choice, RunSpec
+from vitlab.spec.choice import OneOrMore
 from vitlab.store.files import append_json, read_complete_lines, read_json, truncate_torn_line, write_json
 from vitlab.store.result import Ending
 
@@ -132,13 +133,13 @@ class Slurm(PollingExecutor):
         self,
         run: RunSpec,
         *,
-        pack: Annotated[int, Field(ge=1)] = 4,
-        jobs: Annotated[int, Field(ge=1)] = 16,
-        minutes: Annotated[int, Field(ge=1)] = 240,
+        pack: OneOrMore = 4,
+        jobs: OneOrMore = 16,
+        minutes: OneOrMore = 240,
         gres: ShellWord | None = None,
         sbatch: Mapping[ShellWord, ShellWord | int] = {},
         setup: tuple[str, ...] = (),
-        requeues: Annotated[int, Field(ge=0)] = 20,
+        requeues: NonNegativeInt = 20,
     ) -> None:
         super().__init__(run)
         self._submitit = _require_submitit_and_srun()

@@ -65,6 +65,12 @@ def _require_unit(value: str) -> str:
 UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
 OneOrMore = Annotated[int, Field(ge=1)]
+TwoOrMore = Annotated[int, Field(ge=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Portion = Annotated[float, Field(gt=0, le=1)]
+"""A share that is not 0."""
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+"""A share that is neither 0 nor 1."""
 OverBlocks = Literal["difference", "relative"]
 Unit = Annotated[str, AfterValidator(_require_unit)]
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
+from vitlab.spec.choice import Choice, Frozen, OneOrMore, Portion, choice_from_slot
 from vitlab.spec.mistakes import conflict_error, value_in_words
 from vitlab.spec.trial import STREAMS, Stream
 
@@ -94,7 +94,7 @@ class Retries(Frozen):
 class Abort(Frozen):
     """The share of failed trials at which a study is aborted, because the cause must lie outside the trials."""
 
-    failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    failed_fraction: Portion = 0.5
     """Share of failed trials from which on a study is aborted."""
     min_finished: OneOrMore = 8
     """Number of trials that must have ended, in any way, before the share is checked."""
@@ -163,7 +163,7 @@ class RunSpec(Frozen):
     ] = Weights()
     """Trained weights that stay after a trial, by default the last: none, last, best, or {every: N}, the last
     ones and those after every N steps."""
-    explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    explain: tuple[NonNegativeInt, ...] = ()
     """Test images, by index from 0, such as ``[0, 3]``, in which the report shows what the first seed of every arm
     attends to."""
     tracker: Annotated[Choice, choice_from_slot("tracker")] = Choice("mlflow")

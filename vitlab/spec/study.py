@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
 )
 
-from vitlab.spec.choice import Amount, Frozen, Goal, OneOrMore, OverBlocks
+from vitlab.spec.choice import Amount, Fraction, Frozen, Goal, OneOrMore, OverBlocks
 from vitlab.spec.design import Node, Zip
 from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
 from vitlab.spec.tree import NewTree
@@ -123,7 +123,7 @@ class Match(Frozen):
     """Quantity that is made equal to the baseline's."""
     knob: str
     """A number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``."""
-    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    tolerance: Fraction = 0.01
     """Largest relative difference from the baseline."""
     otherwise: Literal["error", "skip"] = Field("error", alias="else")
     """Action for arms that cannot be matched."""

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
+from vitlab.spec.choice import Choice, Frozen, OneOrMore, Portion, Share, choice_from_slot
 from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.tree import NewTree
 
@@ -42,9 +42,9 @@ class Mix(Frozen):
     """A of Beta(a, a), the distribution of an overlay's weight; 0: none."""
     cutmix: NonNegativeFloat = 0.0
     """A of Beta(a, a), the share outside the rectangle; 0: none."""
-    prob: Annotated[float, Field(ge=0, le=1)] = 1.0
+    prob: Share = 1.0
     """Share of the batches that are mixed."""
-    switch: Annotated[float, Field(ge=0, le=1)] = 0.5
+    switch: Share = 0.5
     """Share of cutmix among the mixed batches, if both are on."""
 
 
@@ -103,7 +103,7 @@ class TrainSpec(Frozen):
     """Training on mixed pairs of images."""
     ema: Ema | None = None
     """Moving average of the weights, which is evaluated and stored."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    layer_decay: Portion | None = None
     """Ratio of the learning rate of a layer to the rate of the layer above; the head has the optimizer's rate."""
     clip_grad: PositiveFloat | None = None
     """Largest global norm of the gradient; by default any."""
@@ -309,7 +309,7 @@ class Distill(Frozen):
     """``hard``: the teacher's predicted class.  ``soft``: its probabilities.  ``labels``: both heads learn from the
     labels, without a teacher, as a control for the second token.  ``none``: the teacher's logits are not used; without
     ``features`` and ``tokens`` there is no distillation, and other keys are ignored."""
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    alpha: Share = 0.5
     """Weight of the distillation."""
     tau: PositiveFloat = 1.0
     """Temperature of both softmaxes in soft distillation."""

@@ -6,15 +6,15 @@ B images of a batch, C channels, H rows, W columns.
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 
 from vitlab import noise
 from vitlab.registry import Slot
+from vitlab.spec.choice import Share
 
-Probability = Annotated[float, Field(ge=0, le=1)]
+Probability = Share
 
 Side = int | Tensor
 """Height or width in pixels: one number for all images, or one per image, (B, 1)."""

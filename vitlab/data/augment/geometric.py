@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
-from vitlab.data.datasets.base import Portion, require_ascending
+from vitlab.data.datasets.base import require_ascending
 from vitlab.data.pixels import VOID, mirrored_pixels, nearest_pixels
+from vitlab.spec.choice import Portion
 
 ATTEMPTS = 10
 """Rectangles drawn before the fallback, as in torchvision."""

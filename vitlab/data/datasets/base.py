@@ -26,7 +26,7 @@ from vitlab.errors import nearest
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Pick, Slot
 from vitlab.spec import Choice
-from vitlab.spec.choice import Frozen
+from vitlab.spec.choice import Fraction, Frozen, Portion
 
 if TYPE_CHECKING:
     from vitlab.data.datasets.pictures import Pictures
@@ -173,11 +173,6 @@ def _reject_boolean(value: Any) -> Any:
     return value
 
 
-Share = Annotated[float, Field(gt=0, lt=1)]
-Portion = Annotated[float, Field(gt=0, le=1)]
-"""A share that may be all."""
-
-
 class DataOptions(Frozen):
     """Options of every data set.
 
@@ -191,7 +186,7 @@ class DataOptions(Frozen):
     """1: ITU-R 601 luma; 3: repeat grey; None: as stored."""
     normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_parse_normalization)] = "dataset"
     """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
-    validation: Share | None = None
+    validation: Fraction | None = None
     """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
     fraction: Portion = 1.0
     """Share of the other training images, nested, stratified."""

@@ -36,6 +36,7 @@ from vitlab.data.datasets.pictures import (
 from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
+from vitlab.spec.choice import TwoOrMore
 
 VALIDATION = ("val", "validation", "valid")
 """Names of the folder of validation pictures; the first that exists is used."""
@@ -90,7 +91,7 @@ class ImageFolder(PictureSet):
     kind = "image_folder"
 
     root: Annotated[str, Unhashed()]
-    num_classes: Annotated[int, Field(ge=2)] | None = None
+    num_classes: TwoOrMore | None = None
     corrupted_root: Annotated[str | None, Unhashed()] = None
     shifted: Annotated[dict[Annotated[str, Field(pattern=r"^\w+$")], str] | None, Unhashed()] = None
     real_labels: Annotated[str | None, Unhashed()] = None

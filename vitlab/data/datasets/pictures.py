@@ -22,10 +22,11 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data import draws
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Portion, Share, Size, Split
+from vitlab.data.datasets.base import Dataset, Size, Split
 from vitlab.errors import DataError, format_count, list_some
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed
+from vitlab.spec.choice import Fraction, Portion
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -318,7 +319,7 @@ class PictureSet(Dataset):
     crop_pct: Portion = 1.0
     interpolation: Interpolation = "bilinear"
     orient: Orient = "exif"
-    test: Share | None = None
+    test: Fraction | None = None
     decoded: Annotated[Decoded, Unhashed()] = "auto"
 
     def __post_init__(self) -> None:

@@ -1,14 +1,14 @@
 """``synthetic``: generated, learnable images of any size."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from vitlab import noise
 from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
 from vitlab.geometry import DataInfo
+from vitlab.spec.choice import Share, TwoOrMore
 
 
 @dataset.register("synthetic")
@@ -31,10 +31,10 @@ class Synthetic(Dataset):
 
     image_size: Size = (16, 16)
     num_channels: PositiveInt = 1
-    num_classes: Annotated[int, Field(ge=2)] = 10
-    train_images: Annotated[int, Field(ge=2)] = 512
+    num_classes: TwoOrMore = 10
+    train_images: TwoOrMore = 512
     test_images: PositiveInt = 128
-    contrast: Annotated[float, Field(ge=0, le=1)] = 0.5
+    contrast: Share = 0.5
     seed: int = 0
 
     def info(self) -> DataInfo:

@@ -8,17 +8,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from vitlab.components.base import Count, Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
+from vitlab.spec.choice import TwoOrMore
 from vitlab.training.losses import flat
 from vitlab.training.metrics.contract import TASKS, GuessedByClass, Metric, OfDecisions, mean, metric
 
@@ -67,7 +67,7 @@ class TopK(Metric):
 
     quantum = 1.0
 
-    k: Annotated[int, Field(ge=2)] = 5
+    k: TwoOrMore = 5
 
     def __post_init__(self) -> None:
         """Set the name in results."""

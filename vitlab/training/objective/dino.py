@@ -10,11 +10,10 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
@@ -26,6 +25,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import ResolvedChoice
+from vitlab.spec.choice import TwoOrMore
 from vitlab.training.ema import move_towards
 from vitlab.training.evaluation import autocast
 from vitlab.training.losses import Value
@@ -78,7 +78,7 @@ class DINO(Objective):
         self,
         setup: Setup,
         *,
-        views: Annotated[int, Field(ge=2)] = 2,
+        views: TwoOrMore = 2,
         prototypes: Count = 1024,
         hidden: Count = 256,
         bottleneck: Count = 64,

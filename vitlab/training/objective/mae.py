@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
@@ -31,6 +30,7 @@ from vitlab.models.contract import Model, names_in_last_layer
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice
+from vitlab.spec.choice import Fraction
 from vitlab.training.evaluation import autocast
 from vitlab.training.losses import Value
 from vitlab.training.objective import Objective, Setup, objective
@@ -65,7 +65,7 @@ class MAE(Objective):
         self,
         setup: Setup,
         *,
-        mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.75,
+        mask_ratio: Fraction = 0.75,
         dim: Count = 64,
         depth: Count = 1,
         heads: Count = 4,

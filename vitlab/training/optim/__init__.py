@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
 from vitlab.components.base import Positive, Probability
@@ -24,7 +24,7 @@ Group = dict[str, Any]
 differs from the optimizer's."""
 
 Rate = Positive
-Decay = Annotated[float, Field(ge=0)]
+Decay = NonNegativeFloat
 Beta = Probability
 Small = Positive
 

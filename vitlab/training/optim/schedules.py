@@ -7,14 +7,11 @@ training needs nothing else.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from vitlab.components.base import Positive
 from vitlab.registry import Slot
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from vitlab.spec.choice import Portion, Share
 
 
 class Schedule(ABC):
@@ -129,7 +126,7 @@ class Steps(_Warm):
     """
 
     at: tuple[Share, ...] = (0.5, 0.75)
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    gamma: Portion = 0.1
 
     def factor(self, step: int, steps: int) -> float:
         # A milestone is passed after a step at least, or a run of one step would be trained at the last rate alone.
