@@ -36,6 +36,9 @@ TAG = "tag:yaml.org,2002:"
 Place = tuple[int, int]
 """Line and column, counted from 1."""
 
+Entries = dict[str, tuple[yaml.Node, yaml.Node]]
+"""Name to key and value of each entry of a mapping."""
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the numbers described above, of which only nodes are used."""
@@ -227,7 +230,7 @@ class _Reader:
     def __init__(self) -> None:
         self.places: dict[Path, tuple[Place, Place]] = {}
         self.repeated: list[tuple[str, Place, int]] = []  #: key, its place, and the line in which it stands first
-        self._entries: dict[yaml.Node, dict[str, tuple[yaml.Node, yaml.Node]]] = {}
+        self._entries: dict[yaml.Node, Entries] = {}
 
     def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
         """Return the plain value of a node, which has a key if it is in a mapping."""
@@ -247,7 +250,7 @@ class _Reader:
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         return {name: self.read(value, (*path, name), at) for name, (at, value) in self.mapping_entries(node).items()}
 
-    def mapping_entries(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def mapping_entries(self, node: yaml.Node) -> Entries:
         """Return the entries of a mapping by name; those of ``<<: *alias`` come before its own, which replace them."""
         if node in self._entries:
             return self._entries[node]
@@ -255,8 +258,8 @@ class _Reader:
             raise _not_allowed(node, "'<<' takes a mapping or a list of mappings, such as *alias")
         self._entries[node] = {}  # an alias that contains itself adds nothing
         first: dict[str, Place] = {}
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        own: Entries = {}
+        merged: Entries = {}
         for key, value in node.value:
             name, place = _require_key_name(key), _node_place(key)
             if name in first:
