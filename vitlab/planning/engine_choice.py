@@ -49,6 +49,9 @@ RULES = ("auto", "measured")
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
 
+Group = tuple[str, list[Planned]]
+"""An engine and the trials that it trains."""
+
 
 class EngineChoice(NamedTuple):
     """The engine of a trial, and the reason for it, with its figures behind a colon; empty if named or measured."""
@@ -178,7 +181,7 @@ def group_trials(
     works: Works,
     probes: Mapping[str, EngineBenchmark] = {},
     device: str = "cpu",
-) -> list[tuple[str, list[Planned]]]:
+) -> list[Group]:
     """Group trials that are trained together; return each group with its engine, ordered by its first trial.
 
     Args:
@@ -189,7 +192,7 @@ def group_trials(
         probes: benchmarks by shape, see :func:`choose_engine`.
         device: type of the device, ``cpu`` or ``cuda``.
     """
-    by_key: dict[object, tuple[str, list[Planned]]] = {}
+    by_key: dict[object, Group] = {}
     for planned in todo:
         engine = choose_engine(planned.trial, requested, works, probes, device).engine
         key = id(planned) if is_one_at_a_time_engine(engine) else joint_training_key(planned.trial)
@@ -221,7 +224,7 @@ def _spec_without_train_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
     return tree
 
 
-def _split_evenly(groups: Iterable[tuple[str, list[Planned]]], least: int) -> list[tuple[str, list[Planned]]]:
+def _split_evenly(groups: Iterable[Group], least: int) -> list[Group]:
     """Split each group into ``least`` nearly equal parts, or more, of at most :data:`MAX_TOGETHER` trials.
 
     There are fewer if a part would else have less than two trials.
