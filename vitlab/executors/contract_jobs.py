@@ -5,10 +5,9 @@ It imports no torch unless a trial is trained.  See :mod:`vitlab.testing.executo
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
-from vitlab.runner.job import Job, TrialEnd
+from vitlab.runner.job import Job, Stop, TrialEnd
 from vitlab.store.locks import unique_process_name
 from vitlab.store.result import Ending
 
@@ -19,7 +18,7 @@ STEPS = 2  #: steps of a job ``stop`` before it waits
 PATIENCE_S = 300.0  #: time after which a job ends that nobody stops
 
 
-def execute(job: Job, stop: Callable[[], bool]) -> Any:
+def execute(job: Job, stop: Stop) -> Any:
     """Execute a job of the contract test, as :func:`vitlab.runner.execution.execute` does.
 
     ``raise`` raises an exception; ``kill`` waits to be killed, without a training; ``stop`` trains some steps and waits
@@ -42,7 +41,7 @@ def execute(job: Job, stop: Callable[[], bool]) -> Any:
     return train(job, stop_after_steps)
 
 
-def _wait_for_stop(stop: Callable[[], bool], value: Any) -> Any:
+def _wait_for_stop(stop: Stop, value: Any) -> Any:
     """Return ``value`` once the job is stopped."""
     print(WAITS, flush=True)
     end = time.monotonic() + PATIENCE_S

@@ -44,7 +44,7 @@ from vitlab.errors import Refused
 from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
-from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd, stored_end
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Stop, TrialEnd, stored_end
 from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import json_parser, open_nofollow, read_json, read_stored_strictly, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
@@ -85,7 +85,7 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
 
 def run_job(
     job: Job,
-    stop: Callable[[], bool],
+    stop: Stop,
     report_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> tuple[Ending, str]:
     """Run a job in this process until each of its trials has ended, and return how, with one sentence of detail.
@@ -151,7 +151,7 @@ def _stored_ends(folders: Sequence[Path], keep: Keep) -> dict[Path, TrialEnd]:
     return {folder: end for folder, end in ends.items() if end}
 
 
-def _wait_for_lease_release(folder: TrialFolder, stop: Callable[[], bool]) -> None:
+def _wait_for_lease_release(folder: TrialFolder, stop: Stop) -> None:
     """Wait until no process holds the trial's lease, or until ``stop`` returns True."""
     since = time.monotonic()
     while True:
@@ -164,7 +164,7 @@ def _wait_for_lease_release(folder: TrialFolder, stop: Callable[[], bool]) -> No
 
 def run_job_and_exit(
     job: Job,
-    stop: Callable[[], bool],
+    stop: Stop,
     report_ending: Callable[[Ending, str], None],
     report_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> NoReturn:

@@ -6,7 +6,7 @@ the checkpoint and continues the journal.
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, describe_failure, end_of, record_failure
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, TrialEnd, stored_end
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, Stop, TrialEnd, stored_end
 from vitlab.runner.ranks import launch_ranks
 from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
@@ -81,7 +81,7 @@ def _resolve_and_verify_code(trial: Trial) -> TrialSpec:
     return spec
 
 
-def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd]:
+def execute(job: Job, stop: Stop = lambda: False) -> list[TrialEnd]:
     """Train the trials of a job, or resume them; write to their folders alone, and return how each has ended.
 
     An engine that does not support them is replaced by its fallback; the journals state the reason.  If memory runs
@@ -205,7 +205,7 @@ def _load_plugins(settings: Settings) -> None:
         load_file(plugin)
 
 
-def _train_attempts_with_fallback(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
+def _train_attempts_with_fallback(attempts: Sequence[Attempt], engine: str, stop: Stop) -> None:
     """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results.
 
     An error ends an attempt that was trained alone; an error of several is raised.
@@ -260,7 +260,7 @@ def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None])
 # -- several processes per trial ---------------------------------------------------------------------------------------
 
 
-def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> TrialEnd:
+def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: Stop) -> TrialEnd:
     """Train a trial in several processes, of which this one supervises those of this machine.
 
     Rank 0 alone writes to the trial's folder.  On another machine than the first, nothing is known at the end but
@@ -280,7 +280,7 @@ def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: C
 
 
 def _run_rank(
-    rank: int, rendezvous: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
+    rank: int, rendezvous: Path, stop: Stop, trial: Trial, folder: TrialFolder, settings: Settings
 ) -> TrialEnd:
     """Run one rank; see :data:`vitlab.runner.ranks.RankFunction`."""
     try:

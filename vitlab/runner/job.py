@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,10 @@ from vitlab.store.result import Ending
 NODE_VARIABLE = "GROUP_RANK"
 """Environment variable with the number of this machine among those of a trial, as torchrun sets it, with the variables
 ``MASTER_ADDR`` and ``MASTER_PORT``, at which the processes of all machines find each other."""
+
+
+Stop = Callable[[], bool]
+"""Returns True once a training is to stop; it is called before every step."""
 
 
 @dataclass(frozen=True)

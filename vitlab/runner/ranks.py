@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
-from vitlab.runner.job import Deferral, TrialEnd
+from vitlab.runner.job import Deferral, Stop, TrialEnd
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _Process:
     result: TrialEnd | None = None
 
 
-def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> TrialEnd:
+def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], stop: Stop) -> TrialEnd:
     """Run a function in several processes, and return the result of the first or the failure of one.
 
     Args:
@@ -90,7 +90,7 @@ def _run_rank_process(
     os._exit(0)  # without waiting for threads that a library may have left behind
 
 
-def _await_outcome(processes: Sequence[_Process], stop: Callable[[], bool]) -> TrialEnd:
+def _await_outcome(processes: Sequence[_Process], stop: Stop) -> TrialEnd:
     """Wait for rank 0 to finish, or for the cause of a failure."""
     stop_requested, deadline = False, float("inf")
     while True:
