@@ -20,6 +20,8 @@ from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
 from vitlab.spec.tree import NewTree
 from vitlab.spec.trial import TrialSpec
 
+ErrorRate = Annotated[float, Field(gt=0, lt=0.5)]
+
 
 class Rule(Frozen):
     """A condition on every arm that can be built, over its values: ``model.depth * model.dim <= 256``."""
@@ -61,7 +63,7 @@ class Analysis(Frozen):
     """Correction for several comparisons."""
     variance: Literal["shared", "own"] = "shared"
     """Spread that a comparison rests on: shared with comparisons of the same baseline and seeds, or its own alone."""
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    alpha: ErrorRate = 0.05
     """Family-wise error rate."""
     over_blocks: OverBlocks | None = None
     """Number that is averaged over blocks: ``difference``, an arm's difference from its baseline, which is the default
@@ -93,7 +95,7 @@ class Check(Frozen):
 
     metrics: dict[str, Goal] = Field(default_factory=dict)
     """Metrics beside the analysis' own, with their goals."""
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    alpha: ErrorRate = 0.05
     """Family-wise error rate of the gate."""
     margin_sd: PositiveFloat = 2.0
     """Smallest relevant change for the worse, in pooled standard deviations of the baseline without outliers; at least

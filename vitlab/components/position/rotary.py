@@ -19,6 +19,8 @@ from vitlab.geometry import Geometry
 PLACE = 0x526F5045
 """Number by which the key of a step is folded for the coordinates of rotary encodings."""
 
+Factor = Annotated[float, Field(ge=1)]
+
 
 class _Rotary(Position):
     """Base of rotary encodings; rotation by row and by column needs groups of four channels."""
@@ -89,8 +91,8 @@ class RoPE2D(_Rotary):
         normalize: Literal["separate", "max", "min"] = "separate",
         periods: tuple[Positive, Positive] | None = None,
         shift: NonNegativeFloat = 0.0,
-        jitter: Annotated[float, Field(ge=1)] = 1.0,
-        rescale: Annotated[float, Field(ge=1)] = 1.0,
+        jitter: Factor = 1.0,
+        rescale: Factor = 1.0,
         registers: bool = False,
         register_theta: Positive = 100.0,
     ) -> None:
