@@ -95,8 +95,7 @@ def plan_study(
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
     surroundings = Surroundings(_component_file_modules(study, loaded), versions)
-    device = "cpu" if study is None else device_type(study.run)
-    machine = Machine(data_info, _count_cost, surroundings, device)
+    machine = Machine(data_info, _count_cost, surroundings, "cpu" if study is None else device_type(study.run))
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
