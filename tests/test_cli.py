@@ -313,6 +313,8 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "--config", "{file}"], ["'--config'. FILE is an argument, as in 'vitlab run FILE'."]),
         (["run", "{file}", "-o", "x"], ["'-o'. Write vitlab run FILE --out FOLDER."]),
         (["judge", "x.csv", "--force"], ["No such option '--force'. See '"]),
+        (["judge", "x.csv", "-m", "acc"], ["No such option '-m'. Type --metric COLUMN. See '"]),
+        (["judge", "x.csv", "--output", "r.md"], ["No such option '--output'. Type --format md > FILE, or another fo"]),
         (["train", "{file}"], ["No such command 'train'. Type 'vitlab run FILE', which also resumes a study."]),
         (
             ["{file}"],

@@ -290,7 +290,20 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
         (LONG.replace("arm", "net"), None, "'acc' is a column: name the column of the arms with arm (found: net)"),
         (LONG.replace("arm", "name"), None, "name the column of the arms with arm (found: name)"),
-        ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "no column 'acc'. Columns: model; s0; s1.\n"),
+        *(
+            (
+                f"model,{columns[0]},{columns[1]},loss_1\nvit,0.81,0.82,1\nrope,0.91,0.92,2\n",
+                arm,
+                f"columns {columns[0]}; {columns[1]} seem to hold a seed each; write a row per training, in pandas by "
+                "frame.melt(['model', 'loss_1'], var_name='seed', value_name='acc')",
+            )
+            for columns in (("s0", "s1"), ("acc_1", "acc_2"), ("1", "2"), ("fold 1", "fold 2"), ("seed0", "seed1"))
+            for arm in (None, "model")
+        ),
+        *(
+            (f"model,data,acc,{column}\na,x,0.9,0.1\nb,x,0.8,0.1\n", "model", f"{column} may be the spread of means")
+            for column in ("std", "acc_std", "Acc SD")
+        ),
         ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names vit_seed_0; vit_seed_1 hold seeds"),
         (
             "arm,acc\nvitb_seed_27,0.5\nvitb_seed_28,0.6\n",
@@ -304,6 +317,11 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
             "(line 2; line 3), which differ in epoch; judge needs the f",
         ),
         ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, or name a seed"),
+        (
+            "arm,seed,lr,acc\n" + "".join(f"{a},{s},{lr},0.{s}{lr}\n" for a in "ab" for s in (1, 2) for lr in (1, 2)),
+            "arm",
+            "if the arm includes lr, type in pandas frame['arm'] = frame[['arm', 'lr']].astype(str).agg(' '.join, axis=1)",
+        ),
         (
             "arm,seed,status,acc\na,0,done,0.5\na,1,early,0.6\n",
             "arm",
@@ -321,6 +339,28 @@ def test_table_that_holds_no_final_values_is_refused(
     tmp_path: Path, content: str, arm: str | None, message: str
 ) -> None:
     assert message in refusal(tmp_path, content, arm=arm)
+
+
+def test_spread_beside_seeds_or_of_an_option_is_no_spread_of_means(tmp_path: Path) -> None:
+    content = LONG.replace("acc\n", "acc,std,init_std\n").replace("1\n", "1,0.1,1\n").replace("2\n", "2,0.1,2\n")
+    for options in ({}, {"seed": "seed"}):
+        assert means(judged(tmp_path, content, **options)) == pytest.approx(MEANS)
+    unseeded = LONG.replace("seed", "init_std")
+    assert means(judged(tmp_path, unseeded)) == pytest.approx(MEANS)
+
+
+def test_arms_that_differ_in_case_or_blanks_are_noted(tmp_path: Path) -> None:
+    notes = judged(tmp_path, LONG.replace("vit,2", "Vi T,2")).notes
+    assert "Warning: arms that differ in case or blanks alone are different: vit; Vi T." in notes
+    assert not any("differ in case" in note for note in judged(tmp_path, LONG).notes)
+
+
+def test_table_without_seeds_is_said_to_be_unpaired_once(tmp_path: Path) -> None:
+    notes = judged(tmp_path, FRAME.drop(columns="seed").to_csv(index=False)).notes
+    assert [note for note in notes if "paired" in note or "Welch" in note] == [
+        "Without seed the arms are not paired, so that the test is Welch's t: name the column of the seeds if they "
+        "share some."
+    ]
 
 
 def test_options_that_differ_are_noted(tmp_path: Path) -> None:
@@ -502,6 +542,13 @@ def test_collapsed_arm_in_percent_is_no_share(tmp_path: Path) -> None:
     assert means(judged(tmp_path, content.replace(" (%)", "").replace("0.9", "0.1").replace("0.8", "0.1")))["b"] == 0.1
 
 
+def test_values_that_no_share_has_are_noted(tmp_path: Path) -> None:
+    for value, ends in (("-1", "-1 to 0.93"), ("999", "0.81 to 999")):
+        [note] = [note for note in judged(tmp_path, LONG.replace("0.83", value)).notes if "no share" in note]
+        assert f"'acc' has values from {ends}, so it is no share" in note and "leave their cells empty" in note
+    assert judged(tmp_path, scaled(100, metric="mAP"), metric="mAP").report.units == {"mAP": "%"}
+
+
 @pytest.mark.slow
 def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     for content, margin, amount in (
@@ -518,7 +565,8 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     for margin, content, message in (
         (0.5, scaled(1, metric="loss"), ""),
         ("0.5 points", scaled(1, metric="loss"), "'loss' is no share, so that it has no points; write a number"),
-        (50, scaled(1), "margin 50.0: 'acc' is from 0 to 1; write less"),
+        (0.5, scaled(1), "margin 0.5: write it in points, of which 'acc' has 0 to 100, as '0.5 points'"),
+        ("100 points", scaled(1), "margin 100 points: 'acc' is from 0 to 1; write less"),
         ("2 %", scaled(1), "margin 2 %: a number above 0 in units of the column, or '0.5 points', is allowed"),
         ("-1", scaled(1), "a number above 0"),
         (0, scaled(1), "a number above 0"),
@@ -562,7 +610,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         "images 0",
         "looks 3, 2: growing numbers of seeds",
         "'x' in line 4 of column 'acc' is not a number",
-        "line 2 has no 'arm'",
+        "line 2 has no 'arm'; fill it in, or leave the row out",
         "line 3 has no 'seed'",
     ):
         assert part in text
@@ -606,7 +654,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         (
             "arm,seed0,seed1\na,1,2\n",
             {"arm": "arm"},
-            [f"{need}. Columns of numbers: seed0; seed1.", "the names seed0; seed1 hold seeds"],
+            [f"{need}. Columns of numbers: seed0; seed1.", "columns seed0; seed1 seem to hold a seed each"],
         ),
         ("arm,acc\na,1 \u00b1 2\n", {}, [f"{need}. Columns of numbers: none."]),
     ):

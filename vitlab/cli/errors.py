@@ -82,10 +82,10 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
     near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
     if command:
         return foreign_option_hint(f"vitlab_{command}") or near
-    if not any("--set" in parameter.opts for parameter in context.command.params):
-        return near
-    paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
     option, changes = word.strip("-").replace("-", "_"), list[str]()
+    if not any("--set" in parameter.opts for parameter in context.command.params):
+        return foreign_option_hint(f"{context.info_name}_{option}") or near
+    paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
     if "extra argument" in error.message:
         changes = [
             f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HIGHER = word_set(
-    "acc accuracy f1 auc auroc auprc map knn iou miou dice precision prec recall sensitivity specificity psnr ssim bleu"
-    " r2 mcc kappa throughput fps speedup"
+    "acc accuracy f1 auc auroc auprc map ap knn iou miou dice precision prec recall sensitivity specificity psnr ssim"
+    " bleu r2 mcc kappa throughput fps speedup"
 )
 LOWER = word_set(
     "loss err error errors ece mce fid kid lpips wer cer nll perplexity ppl mse rmse brier latency time duration"
@@ -28,13 +28,15 @@ REVERSALS = word_set(
     "drop gap degradation delta diff difference change gain std sd var variance per ratio rank neg negative inverse"
 )
 """Words that may turn the direction of the others."""
+SPREADS = word_set("std stdev stddev sd sem stderr ci ci95")
+"""Words of columns that stand beside means."""
 
 ERRORS = word_set("err error errors")
 COUNTED = word_set("acc accuracy") | TOP | ERRORS
 """Words of metrics that count images."""
 BELOW_1_PERCENT = ERRORS | word_set("ece")
 """Words of shares that are below 1 % at times, so that their values do not tell shares from percents."""
-SHARES = COUNTED | word_set("f1 auc auroc auprc iou miou dice precision prec recall ece mce")
+SHARES = COUNTED | word_set("f1 auc auroc auprc iou miou dice precision prec recall ece mce map ap")
 """Words of metrics that are shares of one, or percent."""
 PERCENT = word_set("percent pct")
 
@@ -77,18 +79,21 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool,
     """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
     name_words, finite = {*split_words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
-    fits = len(finite) > 0 and finite.min() >= 0
+    fits = finite.between(0, 100).all()
     is_small = fits and finite.max() <= 1 + ROUNDING
-    if is_share and fits and finite.max() > 100:
-        remarks.notes.append(f"Warning: '{metric}' has values to {finite.max():g}, so it is no share: no bounds hold.")
+    if is_share and not fits:
+        remarks.notes.append(
+            f"Warning: '{metric}' has values from {finite.min():g} to {finite.max():g}, so it is no share: no bounds "
+            "hold. If these mark lost trainings, leave their cells empty."
+        )
     says_percent = "%" in metric or not PERCENT.isdisjoint(name_words)
     if has_percent_signs or says_percent:
         if is_share and is_small and says_percent and not has_percent_signs and BELOW_1_PERCENT.isdisjoint(name_words):
             remarks.add_mistakes(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
-        return ColumnUnit("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
-    if not is_share or not fits or finite.max() > 100:
+        return ColumnUnit("%", 100.0 if is_share and fits else None)
+    if not is_share or not fits or finite.empty:
         return ColumnUnit("number")
     if is_small and not BELOW_1_PERCENT.isdisjoint(name_words):
         remarks.notes.append(
@@ -108,6 +113,9 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool,
     return ColumnUnit("%", 100.0)
 
 
+LARGE = 0.1  #: a margin of a share that may have been meant in points
+
+
 def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> float | None:
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
@@ -121,6 +129,10 @@ def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, rema
     elif match[2] and unit.whole is None:
         remarks.of_options.append(
             f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number"
+        )
+    elif unit.whole == 1 and not match[2] and amount >= LARGE:
+        remarks.of_options.append(
+            f"--margin {margin}: write it in points, of which '{metric}' has 0 to 100, as '{match[1]} points'"
         )
     elif unit.whole is not None:
         amount *= unit.whole / 100 if match[2] else 1

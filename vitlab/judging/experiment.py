@@ -22,12 +22,10 @@ import numpy as np
 
 from vitlab.errors import MASK, UserError, first_sentence, format_count, nearest, public
 from vitlab.judging.files import (
-    DIVERGED,
-    LOST,
+    UNSUCCESSFUL,
     Columns,
     Remarks,
     Table,
-    column_names,
     infer_auxiliary_role,
     shortlist,
 )
@@ -193,7 +191,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
     if named.arm is None and {"arm", "seed"} <= {
-        key.partition(".")[2] for key in column_names(frame) if key.startswith(KINDS[:2])
+        key.partition(".")[2] for key in frame.columns if key.startswith(KINDS[:2])
     }:
         named = replace(named, arm="arm", seed=named.seed or "seed")
     columns = {
@@ -205,7 +203,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
-        metrics = sorted(key.removeprefix("metrics.") for key in column_names(frame) if key.startswith("metrics."))
+        metrics = sorted(key.removeprefix("metrics.") for key in frame.columns if key.startswith("metrics."))
         listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
         fault = f"no metric '{metric}'.{nearest(metric, metrics)}" if metric else "--metric is missing."
         remarks.add_mistakes(f"{fault} {listing}")
@@ -231,13 +229,14 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
     # A metric that is NaN has diverged; a run without it has failed.
     is_nan = pd.Series([math.isnan(run.data.metrics.get(metric, 0.0)) for run in runs], frame.index)
-    names_of_params = (
-        key.removeprefix("params.")
-        for key in column_names(frame)
-        if key.startswith("params.") and not infer_auxiliary_role(key)
-    )
-    taken = {each.rpartition(".")[2] for each in columns} | LOST | DIVERGED  # the latter would be read as statuses
-    params = {name: frame[f"params.{name}"] for name in names_of_params if name.casefold() not in taken}
+    taken = {each.rpartition(".")[2] for each in columns} | UNSUCCESSFUL  # the latter would be read as statuses
+    params = {
+        param: frame[key]
+        for key in frame.columns
+        if key.startswith("params.")
+        and not infer_auxiliary_role(key)
+        and (param := key.removeprefix("params.")).casefold() not in taken
+    }
     rows = pd.DataFrame({**params, **columns, metric: values, STATUS: status.mask(is_nan, "diverged")})[is_judged]
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
 
@@ -246,7 +245,7 @@ def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
-        names = [key.partition(".")[2] for key in column_names(frame) if not key.startswith("metrics.")]
+        names = [key.partition(".")[2] for key in frame.columns if not key.startswith("metrics.")]
         remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied_params(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]
@@ -259,6 +258,6 @@ def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd
 
 def _describe_varied_params(frame: pd.DataFrame) -> str:
     """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
-    keys = [key for key in column_names(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
+    keys = [key for key in frame.columns if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
     return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."

@@ -263,13 +263,15 @@ ENDS_OF_CHARTS = ("__MIN", "__MAX")  #: ends of names of columns in exports of c
 
 LOST = word_set("failed failure crashed killed aborted error oom timeout preempted cancelled canceled lost")
 DIVERGED = word_set("diverged inf +inf -inf infinity")
+UNSUCCESSFUL = LOST | DIVERGED
 FAILED = LOST | word_set("- -- --- \u2013 \u2014 ? n.a. n/a #n/a na nan null none <na> missing") | {""}
 """Cells of a metric that say that a training has no value, in lower case."""
 ENDED = word_set("done finished complete completed success succeeded successful ok")
 UNENDED = word_set("running pending queued scheduled preempting paused missing")
 """Cells of a status, beside ``LOST`` and ``diverged``."""
-FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-"""Cells of a column that is called as one of ``LOST``, or diverged."""
+YES = word_set("true 1 yes")
+NO = word_set("false 0 no") | {""}
+"""Cells of a column that is called as one of ``UNSUCCESSFUL``."""
 STATISTICS = word_set(
     "mean avg average std stdev stddev sd sem se var variance median min max count sum total 25% 50% 75%"
 )
@@ -347,11 +349,6 @@ class Values:
 def shortlist(names: Sequence[str]) -> str:
     """Return the first names, and the number of others."""
     return list_some(names, MAX_LISTED, "; ")
-
-
-def column_names(frame: pd.DataFrame) -> list[str]:
-    """Return the names of columns, of which several may be equal."""
-    return [str(name) for name in frame]
 
 
 def column_to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:

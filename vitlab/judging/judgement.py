@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -20,7 +19,6 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     are_metric_values,
-    column_names,
     frame_to_table,
     read_table,
     shortlist,
@@ -110,7 +108,7 @@ def judge(
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
         f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
-            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
+            looks is None or (bool(looks) and looks[0] >= 2 and [*looks] == sorted({*looks}))
         ),
         f"--over-blocks {over_blocks}: allowed: {', '.join(get_args(OverBlocks))}": (
             over_blocks in (None, *get_args(OverBlocks))
@@ -120,7 +118,7 @@ def judge(
     }
     remarks.of_options += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
     table = _read_results(results, columns, remarks)
-    names = column_names(table.rows)
+    names = table.rows.columns.tolist()
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
@@ -168,7 +166,9 @@ def judge(
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary_rows(of_study)
-    report = Report.from_findings(Findings(of_study, rows), notes_from_values(of_study, rows))
+    # Without seeds, a note of the table says that no arm is paired.
+    from_values = [note for note in notes_from_values(of_study, rows) if trainings.is_paired or "Welch" not in note]
+    report = Report.from_findings(Findings(of_study, rows), from_values)
     notes = (
         *map(spell_options_for_caller, remarks.notes),
         *report.notes,

@@ -11,13 +11,12 @@ import numpy as np
 
 from vitlab.errors import format_count, list_some, nearest
 from vitlab.judging import files
-from vitlab.judging.criterion import infer_goal
+from vitlab.judging.criterion import SPREADS, infer_goal, split_words
 from vitlab.judging.files import (
     Columns,
     Remarks,
     Table,
     are_metric_values,
-    column_names,
     column_to_texts,
     infer_auxiliary_role,
     shortlist,
@@ -32,7 +31,7 @@ FINALS = (
     "of each run"
 )
 ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
-KNOWN_ENDINGS = files.ENDED | files.UNENDED | files.LOST | files.DIVERGED
+KNOWN_ENDINGS = files.ENDED | files.UNENDED | files.UNSUCCESSFUL
 """Words that a status column may have, in lower case."""
 _NAME_WITH_SEED = re.compile(r"(.*?)(?:^|[\W_]+)(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
 
@@ -52,36 +51,49 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names, metric, roles = column_names(table.rows), columns.metric, _infer_column_roles(table)
+    names, metric, roles = table.rows.columns.tolist(), columns.metric, _infer_column_roles(table)
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
     free = [name for name, role in roles.items() if role in (None, "name") and name not in (metric, *options)]
     texts = [name for name in free if not are_metric_values(table.rows[name])]
     numbers = [name for name in free if roles[name] is None and name not in texts]
     numbers.sort(key=lambda name: (not name.startswith(("val", "test")), infer_goal(name) is None))
+    is_long = (
+        columns.arm is not None
+        or metric in names
+        or any(  # a column without numbers is no arm
+            roles[name] is None and not column_to_texts(table.rows[name]).str.match(files.POINT).any() for name in texts
+        )
+    )
+    numbered = rf"(?i)({re.escape(metric)}[\W_]+)?(seed|rep|run|trial|fold|split|s)?[\W_]*[0-9]+"
+    seeds = [name for name in numbers if metric not in names and re.fullmatch(numbered, name)]
     if not metric:
         remarks.add_mistakes(
             "--metric is missing: name its column, or, if every column is an arm, what these hold. Columns of numbers: "
             f"{shortlist(numbers) or 'none'}."
         )
-    elif columns.arm is not None:
+    elif is_long and len(seeds) < 2:
         to_find[metric] = [*dict.fromkeys([*numbers, *names])]
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
-    if columns.arm is not None and metric not in names:
-        _refuse_seeds_in_names(numbers, remarks)
+    if not is_long:
+        return
+    if len(seeds) > 1:
+        remarks.add_mistakes(
+            f"columns {shortlist(seeds)} seem to hold a seed each; write a row per training, in pandas by frame.melt("
+            f"{[name for name in names if name not in seeds]}, var_name='seed', value_name='{metric or 'acc'}')"
+        )
     if columns.arm is None:
         found = [*texts, *numbers]
         advice = f"name the column of the arms with --arm (found: {shortlist(found or names)}).{nearest('arm', found)}"
-        if metric in names:
-            remarks.add_mistakes(f"'{metric}' is a column: {advice}")
-        elif texts and not metric:
-            remarks.add_mistakes(advice)
-        elif any(
-            roles[name] is None and not column_to_texts(table.rows[name]).str.match(files.POINT).any() for name in texts
-        ):  # a column without numbers is no arm
-            remarks.add_mistakes(_column_fault(metric, names, found), advice)
+        remarks.add_mistakes(f"'{metric}' is a column: {advice}" if metric in names else advice)
+    spreads = [name for name in free if set() < {*split_words(name)}.difference(split_words(metric)) <= SPREADS]
+    if spreads and columns.seed is None and "seed" not in roles.values() and not table.runs:
+        remarks.add_mistakes(
+            f"{shortlist(spreads)} may be the spread of means: write the value of each training into a row of its own, "
+            "with its seed, or, if a row is one training, name the column of the seeds with --seed"
+        )
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
@@ -99,8 +111,9 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         if len(candidates) == 1:
             [seed] = candidates
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
-    for label in (name for name, role in roles.items() if role in ("seed", "index") or name == seed):
-        table = _drop_statistics_rows(table, label, remarks)
+    for label, role in roles.items():
+        if role in ("seed", "index") or label == seed:
+            table = _drop_statistics_rows(table, label, remarks)
     if arm is not None:  # an arm may be called 'mean', as a pooling is; its rows have seeds, or it has several
         no_seed = ~table.rows[arm].duplicated(keep=False) if seed is None else column_to_texts(table.rows[seed]) == ""
         table = _drop_statistics_rows(table, arm, remarks, no_seed)
@@ -114,7 +127,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 
 def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
-    columns = column_names(table.rows)
+    columns = table.rows.columns.tolist()
     roles = {name: infer_auxiliary_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
@@ -135,7 +148,7 @@ def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, column_names(table.rows)
+    rows, columns = table.rows, table.rows.columns.tolist()
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_if_table_has_mistakes()
     roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
@@ -178,31 +191,39 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     for name, column in ((arm, "arm"), (seed, "name"), (block, "block")):
         if name is not None:
             remarks.add_mistakes(
-                *(f"{table.row_label(row)} has no '{name}'" for row in rows.index[frame[column] == ""])
+                *(
+                    f"{table.row_label(row)} has no '{name}'; fill it in, or leave the row out"
+                    for row in rows.index[frame[column] == ""]
+                )
             )
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[
         [name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block, columns.baselines)]
     ]
-    for name in column_names(others):
-        if infer_auxiliary_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
+    for name in others.columns:
+        if infer_auxiliary_role(name) == "status" or name.casefold() in files.UNSUCCESSFUL:
             frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
     if frame.empty:
         remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
     sizes = frame["arm"].value_counts(sort=False)
+    if alike := sizes.index[sizes.index.str.casefold().str.replace(" ", "").duplicated(keep=False)].tolist():
+        remarks.notes.append(f"Warning: arms that differ in case or blanks alone are different: {shortlist(alike)}.")
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
     if len(remarks.of_table) > of_cells:  # then arms or seeds would be guessed
         remarks.raise_if_table_has_mistakes()
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
-        frame = _drop_repetitions(frame, others, table, remarks)
+        frame = _drop_repetitions(frame, others, arm, table, remarks)
         if options := _find_options(frame, others, "seed"):
             remarks.notes.append(f"Other columns that differ between arms: {shortlist(options)}.")
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in column_names(others) if infer_auxiliary_role(name) == "step"):
-            if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
+        for name in others.columns:
+            if (
+                infer_auxiliary_role(name) == "step"
+                and column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any()
+            ):
                 remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
@@ -211,7 +232,10 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
                 f"Warning: rows of an arm differ in {shortlist(options)}, and count as its seeds. Write options into "
                 "the column of the arms; name a column of seeds with --seed, one of data sets with --block."
             )
-        remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
+        remarks.notes.append(
+            "Without --seed the arms are not paired, so that the test is Welch's t: name the column of the seeds if "
+            "they share some."
+        )
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     compared = None
@@ -227,8 +251,8 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> list[str]:
     """Return the columns that differ within an arm or a seed as options do: one has all values, which are repeated."""
     options = []
-    for name in column_names(others):
-        is_flag = name.casefold() in files.LOST | files.DIVERGED
+    for name in others.columns:
+        is_flag = name.casefold() in files.UNSUCCESSFUL
         if not is_flag and infer_auxiliary_role(name) is None and infer_goal(name) is None:
             cells = column_to_texts(others[name])[frame.index].replace("", None)
             if 1 < cells.groupby(frame[within]).nunique().max() == cells.nunique() < len(cells):
@@ -282,9 +306,8 @@ def _drop_running_and_mask_failed(
 ) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
     cells, name = column_to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
-    if name in files.LOST | files.DIVERGED:
-        flags = {"": "done"} | {cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()}
-        cells = cells.replace(flags)
+    if name in files.UNSUCCESSFUL:
+        cells = cells.replace(dict.fromkeys(files.YES, name) | dict.fromkeys(files.NO, "done"))
         if not cells.isin(KNOWN_ENDINGS).all():  # such as 'failure', which holds sentences
             return frame
     is_known = cells.isin(KNOWN_ENDINGS)
@@ -297,7 +320,7 @@ def _drop_running_and_mask_failed(
             for row in cells.index[~is_known]
         )
     )
-    is_running, is_lost = cells.isin(files.UNENDED), cells.isin(files.LOST | files.DIVERGED)
+    is_running, is_lost = cells.isin(files.UNENDED), cells.isin(files.UNSUCCESSFUL)
     if len(running := frame.index[is_running]):
         remarks.notes.append(
             f"Warning: {table.count(running)} left out, still running or never ended: {table.row_labels(running)}."
@@ -309,7 +332,9 @@ def _drop_running_and_mask_failed(
     return frame[~is_running]
 
 
-def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks: Remarks) -> pd.DataFrame:
+def _drop_repetitions(
+    frame: pd.DataFrame, others: pd.DataFrame, arm: str, table: Table, remarks: Remarks
+) -> pd.DataFrame:
     """Return the trainings without repetitions: lost ones that another row repeats, and rows of the same value."""
     keys, has_value = ["arm", "seed"], frame["value"].notna()
     if not frame.duplicated(keys).any():
@@ -318,11 +343,16 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     if clashes := [rows for _, rows in valued if rows["value"].nunique() > 1]:
         varied = [
             name
-            for name in column_names(others)
+            for name in others.columns
             if any(others.loc[rows.index, name].astype(str).nunique() > 1 for rows in clashes)
         ]
         is_history = any(infer_auxiliary_role(name) == "step" for name in varied)
         remedy = FINALS if is_history else "keep one of them, or name a seed that differs, or their data set by --block"
+        if options := _find_options(frame, others, "arm"):
+            remedy += (
+                f"; if the arm includes {shortlist(options)}, type in pandas "
+                f"frame['{arm}'] = frame[{[arm, *options]}].astype(str).agg(' '.join, axis=1)"
+            )
         listed = [
             f"{table.count(rows)} of arm '{rows['arm'].iloc[0]}' with seed {rows['name'].iloc[0]} "
             f"({table.row_labels(rows.index)})"

@@ -407,6 +407,14 @@ ANSWERS = {
     "type 'vitlab list' for components, 'vitlab studies' for studies": "vitlab_ls",
     "type 'vitlab --help', or 'vitlab COMMAND --help'": "vitlab_help",
     "type 'vitlab --version'": "vitlab_version",
+    "type --metric COLUMN": "judge_m judge_value judge_column judge_score",
+    "type --arm COLUMN": "judge_a judge_by judge_group judge_model judge_method",
+    "type --seed COLUMN": "judge_s judge_run",
+    "type --block COLUMN": "judge_dataset judge_fold",
+    "type --baseline ARM": "judge_b judge_control judge_reference judge_ref",
+    "type --format md > FILE, or another format": "judge_o judge_output judge_out judge_f",
+    "type --goal max, or --goal min": "judge_maximize judge_minimize judge_higher_is_better judge_lower_is_better",
+    "type --alpha 0.05 for intervals of 95 %": "judge_confidence judge_ci",
     "write train.stop_early: {patience: N}, in evaluations": "early_stopping early_stopping_patience",
     "write run.keep: best, or run.keep: {every: N}": "save_top_k save_total_limit save_steps",
     "write train.evaluations: N, the number of evaluations": (
@@ -415,7 +423,7 @@ ANSWERS = {
     "write run.engine: compiled": "torch_compile torchcompile",
     "write run.activation_checkpointing: blocks": "grad_checkpointing gradient_checkpointing",
 }
-"""What to write for options of other trainers, and for their commands, which begin with ``vitlab_`` here."""
+"""What to write for names of other programs; commands begin with ``vitlab_`` here, options of judge with ``judge_``."""
 
 HOW = {name: how for how, names in ANSWERS.items() for name in names.split()}
 """Option or command of another trainer to what is written instead."""
