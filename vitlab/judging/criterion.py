@@ -113,9 +113,6 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool,
     return ColumnUnit("%", 100.0)
 
 
-LARGE = 0.1  #: a margin of a share that may have been meant in points
-
-
 def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> float | None:
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
@@ -130,7 +127,7 @@ def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, rema
         remarks.of_options.append(
             f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number"
         )
-    elif unit.whole == 1 and not match[2] and amount >= LARGE:
+    elif unit.whole == 1 and not match[2] and amount >= 0.1:  # which may have been meant in points
         remarks.of_options.append(
             f"--margin {margin}: write it in points, of which '{metric}' has 0 to 100, as '{match[1]} points'"
         )

@@ -118,7 +118,7 @@ def judge(
     }
     remarks.of_options += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
     table = _read_results(results, columns, remarks)
-    names = table.rows.columns.tolist()
+    names = [*table.rows.columns]
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")

@@ -51,7 +51,7 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names, metric, roles = table.rows.columns.tolist(), columns.metric, _infer_column_roles(table)
+    names, metric, roles = [*table.rows.columns], columns.metric, _infer_column_roles(table)
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
     free = [name for name, role in roles.items() if role in (None, "name") and name not in (metric, *options)]
@@ -81,7 +81,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
         return
     if len(seeds) > 1:
         remarks.add_mistakes(
-            f"columns {shortlist(seeds)} seem to hold a seed each; write a row per training, in pandas by frame.melt("
+            f"columns {shortlist(seeds)} seem to hold {metric or 'the metric'} of a seed each; write a row per training, in pandas by frame.melt("
             f"{[name for name in names if name not in seeds]}, var_name='seed', value_name='{metric or 'acc'}')"
         )
     if columns.arm is None:
@@ -127,7 +127,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 
 def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
-    columns = table.rows.columns.tolist()
+    columns = [*table.rows.columns]
     roles = {name: infer_auxiliary_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
@@ -148,7 +148,7 @@ def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, table.rows.columns.tolist()
+    rows, columns = table.rows, [*table.rows.columns]
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_if_table_has_mistakes()
     roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
@@ -252,8 +252,11 @@ def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> lis
     """Return the columns that differ within an arm or a seed as options do: one has all values, which are repeated."""
     options = []
     for name in others.columns:
-        is_flag = name.casefold() in files.UNSUCCESSFUL
-        if not is_flag and infer_auxiliary_role(name) is None and infer_goal(name) is None:
+        if (
+            name.casefold() not in files.UNSUCCESSFUL
+            and infer_auxiliary_role(name) is None
+            and infer_goal(name) is None
+        ):
             cells = column_to_texts(others[name])[frame.index].replace("", None)
             if 1 < cells.groupby(frame[within]).nunique().max() == cells.nunique() < len(cells):
                 options.append(name)

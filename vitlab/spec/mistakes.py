@@ -409,7 +409,6 @@ ANSWERS = {
     "type 'vitlab --version'": "vitlab_version",
     "type --metric COLUMN": "judge_m judge_value judge_column judge_score",
     "type --arm COLUMN": "judge_a judge_by judge_group judge_model judge_method",
-    "type --seed COLUMN": "judge_s judge_run",
     "type --block COLUMN": "judge_dataset judge_fold",
     "type --baseline ARM": "judge_b judge_control judge_reference judge_ref",
     "type --format md > FILE, or another format": "judge_o judge_output judge_out judge_f",
