@@ -294,7 +294,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
             (
                 f"model,{columns[0]},{columns[1]},loss_1\nvit,0.81,0.82,1\nrope,0.91,0.92,2\n",
                 arm,
-                f"columns {columns[0]}; {columns[1]} seem to hold acc of a seed each; write a row per training, in pandas by "
+                f"columns {columns[0]}; {columns[1]} may hold acc of a seed each; pandas makes rows: "
                 "frame.melt(['model', 'loss_1'], var_name='seed', value_name='acc')",
             )
             for columns in (("s0", "s1"), ("acc_1", "acc_2"), ("1", "2"), ("fold 1", "fold 2"), ("seed0", "seed1"))
@@ -656,7 +656,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
             {"arm": "arm"},
             [
                 f"{need}. Columns of numbers: seed0; seed1.",
-                "columns seed0; seed1 seem to hold the metric of a seed each",
+                "columns seed0; seed1 may hold a metric of a seed each",
             ],
         ),
         ("arm,acc\na,1 \u00b1 2\n", {}, [f"{need}. Columns of numbers: none."]),

@@ -81,7 +81,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
         return
     if len(seeds) > 1:
         remarks.add_mistakes(
-            f"columns {shortlist(seeds)} seem to hold {metric or 'the metric'} of a seed each; write a row per training, in pandas by frame.melt("
+            f"columns {shortlist(seeds)} may hold {metric or 'a metric'} of a seed each; pandas makes rows: frame.melt("
             f"{[name for name in names if name not in seeds]}, var_name='seed', value_name='{metric or 'acc'}')"
         )
     if columns.arm is None:
