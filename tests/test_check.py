@@ -219,6 +219,7 @@ def test_trial_with_recorded_versions_is_not_trained_under_others(
     assert plain.key == with_versions.key and plain.code != with_versions.code
     with pytest.raises(Refused, match=r"this trial was planned under torch 2.0.0, not 9.9.0"):
         lab.run(file, out=tmp_path / "out", versions=versions)
+    assert not [*(tmp_path / "out").rglob("*.json")], "it is refused before a plan or a failure is written"
 
 
 def test_exit_code_github_and_junit_report_verdict(
@@ -233,7 +234,12 @@ def test_exit_code_github_and_junit_report_verdict(
         main()
     assert exit_info.value.code == 1
     assert "## gate: differs" in (tmp_path / "summary.md").read_text()
-    assert ElementTree.parse(tmp_path / "new" / "check.xml").getroot().get("failures") == "4"
+    suite = ElementTree.parse(tmp_path / "new" / "check.xml").getroot()
+    assert suite.get("failures") == "4" and suite.get("errors") == "0"
+    with pytest.raises(UserError, match="does not exist"):
+        vitlab(accepted, *words[2:], "--baseline", "no.yaml")
+    suite = ElementTree.parse(tmp_path / "new" / "check.xml").getroot()
+    assert suite.get("errors") == "1" and len(suite.findall("testcase/error")) == 1
 
 
 def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +564,10 @@ def test_workflow_installs_torch_of_baseline(accepted: Path, tmp_path: Path) -> 
     line = f"\n  torch: {torch.__version__.partition('+')[0]}\n"
     assert text.count(line) == 1
     (tmp_path / "gate.baseline.yaml").write_text(text.replace(line, "\n  torch: 2.11.9\n"))
-    assert "pip install torch==2.11.9 torchvision " in vitlab(tmp_path, "--workflow").stdout
+    done = vitlab(tmp_path, "--workflow")
+    assert "pip install torch==2.11.9 torchvision " in done.stdout and "does not exist" not in done.stderr
+    (tmp_path / "gate.baseline.yaml").unlink()
+    assert "the workflow has the installed versions" in vitlab(tmp_path, "--workflow").stderr
 
 
 def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:

@@ -95,6 +95,10 @@ def test_answer_shows_sentences_and_report_link(
 ) -> None:
     file, out, answer = answered
     assert answer.plan.study in repr(answer) and str(answer.report) in repr(answer) and len(repr(answer)) < 400
+    assert (
+        repr(answer.plan)
+        == f"<Plan {answer.plan.study}: arms: {len(answer.plan.arms)}, trials: {len(answer.plan.trials)}>"
+    )
     assert answer.answers == answer.compare().answers == vitlab.compare(file, out=out).answers
     assert type(answer.results()) is type(vitlab.results(file, out=out))
     for folder, absolute in ((out.parent, False), (file.parent / "elsewhere", True)):
@@ -211,8 +215,9 @@ def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])
 def test_study_may_be_a_path_or_a_mapping(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="must be a text or a path or a mapping; found a list"):
-        getattr(vitlab, name)(["s"], out=tmp_path)
+    for value, found in ((["s"], "a list"), (object(), "an object of type object")):
+        with pytest.raises(UserError, match=f"must be a text or a path or a mapping; found {found}"):
+            getattr(vitlab, name)(value, out=tmp_path)
     with pytest.raises(UserError, match="has not been run in"):
         getattr(vitlab, name)({"study": "s"}, out=tmp_path)
     assert not list(tmp_path.iterdir())  # a file in it may be of a study that runs

@@ -121,7 +121,7 @@ def test_baseline_of_packaged_study_is_in_the_current_folder(packages: Path) -> 
 
 
 def test_python_takes_names(packages: Path) -> None:
-    with pytest.raises(UserError, match="no study of this name comes with vitlab"):
+    with pytest.raises(UserError, match=r"no study of this name comes .*; a study that was run is given by its file"):
         vitlab.run("demmo")
 
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +61,7 @@ from vitlab.report import (
     notes,
     phrasing,
 )
+from vitlab.report.api import Answer
 from vitlab.report.formats import parts_to_text
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
@@ -516,6 +517,9 @@ def test_arms_at_chance_are_noted(tmp_path, undrawn):
         (note,) = _notes_on_chance(plan, store)
         assert note.startswith("Warning: not shown to be better than chance: baseline; a. ")
         assert ("its grid may hold no value that works" in note) is bool(plan.tuning)
+        answer = Answer(plan, store, 0, 6, 0, "", None)
+        texts = str(answer), repr(answer.compare())
+        assert all(note in " ".join(text.split()) for text in texts) and escape(note) in answer._repr_html_()
     assert not _notes_on_chance(*study(tmp_path / "unknown", at_chance))
     for form in ("md", "latex", "html"):
         assert "Tuned: a with lr=0.1." in text_of(tuned, with_better[1], form)
@@ -1332,6 +1336,9 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
     ]  # fmt: skip
     assert all((store.root / row["file"]).read_bytes() == pixels for row in pictures)
+    table = Comparison.of(report.collect_report(plan, store)).tables["explained"]
+    assert max(map(len, str(table).splitlines())) < 80 and str(table).endswith("columns: arm, seed, image, of, file")
+    assert table[["file"]].iloc[0, 0] in str(table[["file"]])
     page = Page(text_of(plan, store, "html"))
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [attributes["src"] for attributes in images] == [

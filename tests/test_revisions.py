@@ -469,5 +469,6 @@ def test_workflow_of_ab_runs_ab(repository: Path) -> None:
     job = yaml.safe_load(text)["jobs"]["ab"]
     assert job["env"]["BASE"] == "${{ github.base_ref }}"
     (step,) = [step["run"] for step in job["steps"] if "vitlab ab" in step.get("run", "")]
+    assert "vitlab plugins --strict" in [step.get("run") for step in job["steps"]]
     assert shlex.split(step) == ["vitlab", "ab", "origin/$BASE..HEAD", "study.yaml", *words, "--junit", "ab.xml"]
     assert [step["with"]["fetch-depth"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [0]

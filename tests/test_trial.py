@@ -584,6 +584,8 @@ def test_weights_are_kept_only_if_configured(folder: Any) -> None:
     assert result.outcome.weights and not folder("t").weights_file.exists()
     with pytest.raises(WeightsError, match="kept no weights"):
         load_model(folder("t"))
+    with pytest.raises(WeightsError, match="the trial has the status 'missing'"):
+        load_model(folder("not begun"))
     folder("t").weights_file.write_bytes(b"something else")
     with pytest.raises(WeightsError, match="not a file of trained weights"):
         load_model(folder("t"))

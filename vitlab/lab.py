@@ -94,6 +94,7 @@ def run(
         SpecError: if the file is wrong, with every mistake; nothing is written but the file of a mapping.
         UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
             the same.
+        Refused: if workers lack required versions, or code was edited while they trained.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
             lacks if the report is written.
     """
@@ -119,6 +120,10 @@ def run(
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)
+            if versions and study.run.executor.type in ("inline", "local"):
+                from vitlab.runner.execution import resolve_as_planned
+
+                resolve_as_planned([missing[0].trial])
         # The plan returns with the analysis that the first run of the study has registered.
         plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 
 CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json", "--format")
 """Options that the command line in messages leaves out."""
+UNENDED = """<?xml version='1.0' encoding='us-ascii'?>
+<testsuite name="vitlab" tests="1" failures="0" errors="1" skipped="0">
+  <testcase classname="vitlab" name="check">
+    <error message="it has not ended; if nothing runs, its messages on stderr have the reason" />
+  </testcase>
+</testsuite>
+"""  #: JUnit XML until there is a result
 UNKNOWN = "https://HOST/OWNER/vitlab@COMMIT"  #: repository and commit that are not known
 
 _format_option = click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
@@ -97,6 +104,8 @@ def check_command(
         from vitlab.regression.baseline import read_baseline
 
         stored = read_baseline(baseline) if baseline.exists() else None
+        if stored is None:
+            say(f"{baseline} does not exist: the workflow has the installed versions; print it again after --accept")
         words = [str(name), *words_of_given_options(context, without=(*CHOICES, "--baseline", "--out"))]
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
@@ -116,6 +125,7 @@ def check_command(
         click.echo(outlook.rstrip())
     if accept or plan_only:
         return
+    _write_junit(junit, UNENDED)
     checked = check.check(request, tiers)
     _print_check_and_exit(checked, partial(phrasing.render_check, checked), form, junit)
 
@@ -159,6 +169,7 @@ def ab_command(
     from vitlab.regression.check import CheckRequest
 
     request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins, make_watch())
+    _write_junit(junit, UNENDED)
     try:
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:
@@ -180,15 +191,19 @@ def _print_check_and_exit(
         print_json(phrasing.render_json(checked, report))
     else:
         click.echo(render(output_format).rstrip())
-    if junit is not None:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        text = phrasing.render_junit(checked, f"vitlab {click.get_current_context().info_name} {checked.study}")
-        junit.write_text(text, encoding="utf-8")
+    name = f"vitlab {click.get_current_context().info_name} {checked.study}"
+    _write_junit(junit, phrasing.render_junit(checked, name))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(str(render("md")))
     failure = 5 if checked.verdict == "inconclusive" else 1
     click.get_current_context().exit(failure if checked.fails else 0)
+
+
+def _write_junit(file: Path | None, text: str) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
 
 
 def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:

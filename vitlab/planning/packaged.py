@@ -54,7 +54,7 @@ def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: No
         near = f" Did you mean '{files[0]}'?" if files else nearest(name, studies)
         raise UserError(
             f"{name}: no such file, and no study of this name comes with vitlab.{near} "
-            "'vitlab list studies' lists them."
+            "'vitlab list studies' lists them; a study that was run is given by its file, which 'vitlab studies' names."
         )
     return studies[name]
 

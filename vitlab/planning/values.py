@@ -194,7 +194,7 @@ class Registration:
     seen: bool = False  #: whether results were known when the file was changed last
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Arms and trials of a study, in order."""
 
@@ -218,6 +218,9 @@ class Plan:
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)  #: name in results, without its split, to facts
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.study}: arms: {len(self.arms)}, trials: {len(self.trials)}>"
 
     @property
     def alpha_shares(self) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from vitlab import lab
@@ -81,10 +82,9 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     if "learning" in tiers:
         findings += gate.train_and_check_learning(plan, request.plugins, request.watch, baseline.learned)
     if "statistical" in tiers and baseline.values is not None:
-        pinned = _versions_to_record(request, study)
         try:
             cells, counts, more_notes = gate.train_and_judge(
-                study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
+                study, baseline.values, partial(_train_missing, request, study)
             )
             cells = [gate.doubt_if_at_chance(cell, plan, baseline.values) for cell in cells]
             findings, notes = [*findings, *counts], [*notes, *more_notes]
@@ -136,8 +136,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         old = old.model_copy(update={"learned": tuple(item.arm for item in learning if item.verdict == "pass")})
     values = None
     if "statistical" in tiers:
-        pinned = _versions_to_record(request, study)
-        values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
+        values = _train_missing(request, study, gate.second_look_seeds(study))
     write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit))
     return [
         f"Warning: {item.arm}: learning: {item.sentence}; `learning` will be {item.verdict} at every check until the "
@@ -227,23 +226,20 @@ def _installed_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name != "vitlab"}
 
 
-def _versions_to_record(request: CheckRequest, study: Study) -> Mapping[str, str]:
-    """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    _, plan = request.plan(changes_with_own_name_and_seeds("check", request, study, gate.second_look_seeds(study)))
-    store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
-    recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
-    installed = _installed_versions()
-    return installed if gate.differing_versions(recorded, installed) else {}
-
-
 def _train_missing(
-    request: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
+    request: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str] = ()
 ) -> Values:
     """Train the missing trials and return all values.
 
     The gate trains a study under a name of its own, with its own report, so that the registration and the report of
     the checked study are not affected: the second look of the gate has other seeds.
     """
+    _, plan = request.plan(changes_with_own_name_and_seeds("check", request, study, gate.second_look_seeds(study)))
+    store = Store(request.out.resolve())
+    recorded = gate.recorded_versions(store.folder(trial).result() for trial in plan.trials_with_keys)
+    installed = _installed_versions()
+    # Without a requirement, stored results of the installed versions are used again.
+    versions = installed if gate.differing_versions(recorded, installed) else {}
     for only in arms or ("*",):
         answer = lab.run(
             request.file,

@@ -104,23 +104,20 @@ class Answer:
         return f"<Answer {self.plan.study}: {self.counts}; {self.report}>"
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                self.plan.question or self.plan.study,
-                *self.compare().report.main_answers,
-                f"{self.counts}. {self.report}",
-            ]
-        )
+        report = self.compare().report
+        return "\n".join([report.title, *report.answers_and_warnings, f"{self.counts}. {self.report}"])
 
     def _repr_html_(self) -> str:
-        """Return the question, the answers, the counts and a link to the report; every text is escaped."""
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.compare().report.main_answers)
+        """Return the question, the answers, warnings, the counts and a link to the report; every text is escaped."""
+        report = self.compare().report
+        answers = "".join(f"<li>{escape(line)}</li>" for line in report.answers_and_warnings)
         here = Path.cwd()
         # A notebook serves only the files below its folder.
         link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
         anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
-        question = escape(self.plan.question or self.plan.study)
-        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self.counts)}. Report: {anchor}</p></div>"
+        return (
+            f"<div><b>{escape(report.title)}</b><ul>{answers}</ul><p>{escape(self.counts)}. Report: {anchor}</p></div>"
+        )
 
     @property
     def counts(self) -> str:

@@ -113,7 +113,11 @@ class Comparison(NamedFrame):
         frames = ((name, pd.json_normalize([asdict(row) for row in rows])) for name, rows in sections if rows)
         return Tables(
             {
-                name: NamedFrame.from_table(table, name, SHOWN if len(table.columns) > 8 else [*table])
+                name: NamedFrame.from_table(
+                    table,
+                    name,
+                    SHOWN if len(table.columns) > 8 else [str(column) for column in table if column != "file"],
+                )
                 for name, table in frames
             }
         )
@@ -154,7 +158,7 @@ class Comparison(NamedFrame):
         table = paper_table(replace(self.report, question=""))
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
         shown = (table.columns, table.caption) if table.columns[0].cells else ()
-        return parts_to_text(*self.report.main_answers, *shown, more).rstrip()
+        return parts_to_text(*self.report.answers_and_warnings, *shown, more).rstrip()
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""

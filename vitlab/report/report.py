@@ -107,6 +107,11 @@ class Report:
         return [answer.sentence for answer in (*others, *folded)]
 
     @property
+    def answers_and_warnings(self) -> list[str]:
+        """The main answers, and the notes that warn."""
+        return [*self.main_answers, *(note for note in self.notes if note.startswith("Warning: "))]
+
+    @property
     def provenance_lines(self) -> list[tuple[str, str]]:
         """How the numbers were made, as pairs of heading and text."""
         return [] if self.made is None else self.made.lines()

@@ -56,7 +56,10 @@ def _resolve_and_verify_code(trial: Trial) -> TrialSpec:
         return resolve_spec(trial.spec)
     here = versions()
     if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
-        raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
+        raise Refused(
+            f"this trial was planned under {' and '.join(other)}, which is here; install the former, or "
+            "plan again with the versions here (argument 'versions' of vitlab.run)"
+        )
     try:
         spec = resolve_spec(trial.spec)
         roots = modules_of_spec(spec)

@@ -21,6 +21,7 @@ from vitlab.registry import import_optional, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.trial import Source
 from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Ending
 from vitlab.training import features
 from vitlab.training.artifacts import State, Transform
 from vitlab.training.loop import Training
@@ -37,9 +38,9 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
         try:
             state, metadata = read_safetensors(file)
         except FileNotFoundError:
-            raise WeightsError(
-                "it does not exist: the trial has not ended, has diverged, or kept no weights (run.keep)"
-            ) from None
+            status = folder.state()
+            reason = "kept no weights (run.keep)" if status == Ending.DONE else f"has the status '{status}'"
+            raise WeightsError(f"it does not exist: the trial {reason}") from None
         except (OSError, safetensors.SafetensorError) as error:
             raise WeightsError(f"it is not a file of trained weights: {error}") from None
         model, _, input_spec = build_trained_model(file, state, metadata)

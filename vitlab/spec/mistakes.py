@@ -330,7 +330,7 @@ def value_in_words(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else str(value).lower()
     if not isinstance(value, str | int | float):
-        return f"a {type(value).__name__}"
+        return f"an object of type {type(value).__name__}"
     text = str(value) if isinstance(value, int) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
