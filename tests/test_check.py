@@ -217,9 +217,8 @@ def test_trial_with_recorded_versions_is_not_trained_under_others(
         lab.plan_study(file, versions=versions_option)[1].trials[0].trial for versions_option in ({}, versions)
     )
     assert plain.key == with_versions.key and plain.code != with_versions.code
-    with pytest.raises(Refused, match=r"this trial was planned under torch 2.0.0, not 9.9.0"):
+    with pytest.raises(Refused, match=r"torch 2.0.0, not 9.9.0, .*; install the former, or give"):
         lab.run(file, out=tmp_path / "out", versions=versions)
-    assert not [*(tmp_path / "out").rglob("*.json")], "it is refused before a plan or a failure is written"
 
 
 def test_exit_code_github_and_junit_report_verdict(

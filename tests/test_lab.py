@@ -223,6 +223,18 @@ def test_study_may_be_a_path_or_a_mapping(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # a file in it may be of a study that runs
 
 
+def test_mistakes_in_arguments_are_answered_in_python(tmp_path: Path) -> None:
+    """What to write in a study file, and the command that describes a key, are no help there."""
+    for arguments, message in (
+        ({"changes": "seeds=3"}, "changes must be a mapping; found 'seeds=3'"),
+        ({"plugins": "own.py"}, "plugins must be a list; found 'own.py'"),
+    ):
+        with pytest.raises(UserError, match=rf"^vitlab\.run: {message}$"):
+            vitlab.run(tmp_path / "s.yaml", **arguments)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"is no path; the content of a file is a mapping"):
+        vitlab.run("study: s\nbase: {}\n", out=tmp_path)
+
+
 # -- nothing is computed twice ----------------------------------------------------------------------------------------
 
 

@@ -120,10 +120,6 @@ def run(
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)
-            if versions and study.run.executor.type in ("inline", "local"):
-                from vitlab.runner.execution import resolve_as_planned
-
-                resolve_as_planned([missing[0].trial])
         # The plan returns with the analysis that the first run of the study has registered.
         plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)

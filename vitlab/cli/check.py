@@ -43,7 +43,7 @@ CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", 
 UNENDED = """<?xml version='1.0' encoding='us-ascii'?>
 <testsuite name="vitlab" tests="1" failures="0" errors="1" skipped="0">
   <testcase classname="vitlab" name="check">
-    <error message="it has not ended; if nothing runs, its messages on stderr have the reason" />
+    <error message="no result: the command runs, or has failed; its messages on stderr have the reason" />
   </testcase>
 </testsuite>
 """  #: JUnit XML until there is a result

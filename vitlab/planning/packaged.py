@@ -68,6 +68,10 @@ def find_or_write_study_file(
         UserError: if there is no such file, or the content has a value that a file cannot have.
     """
     if not isinstance(study, Mapping):
+        if "\n" in str(study):
+            raise UserError(
+                "a text of several lines is no path; the content of a file is a mapping: yaml.safe_load(TEXT)"
+            )
         return find_study_file(Path(study), say)
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too

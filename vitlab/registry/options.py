@@ -20,7 +20,7 @@ from vitlab.errors import BrokenComponent, UserError, closest
 from vitlab.registry.plugins import place_of_class
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.mistakes import YAML_HINT, collect_mistakes, foreign_option_hint
+from vitlab.spec.mistakes import collect_mistakes, foreign_option_hint
 from vitlab.spec.tree import NewTree, Tree, Values
 
 P = ParamSpec("P")
@@ -162,7 +162,9 @@ def check_arguments(*, unchecked: Collection[str] = ()) -> Callable[[Callable[P,
                         f"changes={{'{each}': {given.pop(each)!r}}}.{foreign_option_hint(each)}"
                     )
             collected = collect_mistakes(arguments_model(), given, who=name)
-            sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
+            # What to write in a file is no help in Python.
+            in_yaml = r"(\. YAML reads|; write \[|; 'vitlab show ).*"
+            sentences += [re.sub(in_yaml, "", mistake.message) for mistake in collected.mistakes]
             if sentences:
                 raise UserError(*sentences)
             by_name: Callable[..., R] = function

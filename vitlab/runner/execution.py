@@ -58,7 +58,7 @@ def _resolve_and_verify_code(trial: Trial) -> TrialSpec:
     if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
         raise Refused(
             f"this trial was planned under {' and '.join(other)}, which is here; install the former, or "
-            "plan again with the versions here (argument 'versions' of vitlab.run)"
+            "give vitlab.run other 'versions'"
         )
     try:
         spec = resolve_spec(trial.spec)
