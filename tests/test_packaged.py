@@ -167,7 +167,7 @@ def test_two_builds_have_the_same_bytes_and_every_study(tmp_path: Path) -> None:
         source = tmp_path / build / "source"
         shutil.copytree(ROOT / "vitlab", source / "vitlab", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "pipelines", source / "pipelines")
-        (source / "docs").mkdir()
+        shutil.copytree(ROOT / "docs" / "pages", source / "docs" / "pages", ignore=shutil.ignore_patterns("gallery"))
         for name in names:
             shutil.copyfile(ROOT / name, source / name)
         (source / "vitlab" / "lab.py").touch()
@@ -188,5 +188,8 @@ def test_two_builds_have_the_same_bytes_and_every_study(tmp_path: Path) -> None:
     with zipfile.ZipFile(first[0]) as wheel:
         studies = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("vitlab/pipelines/")}
         assert "vitlab/cli/templates/new_study.yaml.j2" in wheel.namelist()
+        pages = {name for name in wheel.namelist() if name.startswith("vitlab/pages/")}
+    names = {str(file.relative_to(ROOT / "docs" / "pages")) for file in (ROOT / "docs" / "pages").rglob("*.[mp][dn]*")}
+    assert pages >= {f"vitlab/pages/{name}" for name in names if not name.startswith("gallery/")}
     files = [file for file in (ROOT / "pipelines").rglob("*.yaml") if ".baseline" not in file.name]
     assert studies == {f"vitlab/pipelines/{file.relative_to(ROOT / 'pipelines')}": file.read_bytes() for file in files}

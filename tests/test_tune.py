@@ -482,6 +482,7 @@ def test_commands_show_both_stages(tuned: tuple[Path, Path, Answer], tmp_path: P
     fresh = output_of("plan", file, "--out", tmp_path)
     counts = "16 trials (4 of arms, once their knobs are tuned; 12 of tuning), 0 of them trained already"
     assert "pending(tune)" in fresh and counts in fresh
+    assert f"2 arms, {counts.partition(', 0')[0]}\n" in output_of("validate", file), "counted as by plan"
     assert fresh.count("To be tuned first") == 1, "arms with the same rivals share a sentence"
     assert f"lr={rate(answer.plan, 'baseline'):g} was chosen by val/accuracy" in output_of("plan", file, "--out", out)
     assert "2" in output_of("status", file, "--out", out)

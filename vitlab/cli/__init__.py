@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
@@ -84,7 +85,8 @@ MODULES = {
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 EPILOG = (
     "'vitlab list studies' lists the studies that come with vitlab, 'vitlab show study NAME' prints the file of one, "
-    "and 'vitlab run NAME' runs it."
+    "and 'vitlab run NAME' runs it.\n\n"
+    f"\b\nThe guides, as Markdown:\n  {Path(__file__).parents[1] / 'pages' / 'index.md'}"
 )
 
 

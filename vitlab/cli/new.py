@@ -77,7 +77,7 @@ def study(file: str, source: str) -> list[str]:
     if not schema.exists():
         write_bytes(schema, f"{json.dumps(study_schema(), indent=1)}\n".encode())
         lines.append(f"{schema} is written: completion and checks for editors.")
-    return [*lines, "Next:", f"  vitlab plan {path}", f"  vitlab run {path}"]
+    return [*lines, "Next, once it is edited:", f"  vitlab plan {path}", f"  vitlab run {path}"]
 
 
 def _text_of_renamed_study(file: Path, name: str) -> str:

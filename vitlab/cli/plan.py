@@ -14,7 +14,7 @@ from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import BACKWARD
 from vitlab.planning.tune import PENDING, format_knobs
-from vitlab.planning.values import Plan, Tuning
+from vitlab.planning.values import Plan, Planned, Tuning
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.design import format_value
@@ -192,8 +192,8 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     return f"{sentence}; in all {_format_hours(total)}{exclusion}."
 
 
-def _describe_trials(plan: Plan, states: States) -> str:
-    """Return the number of trainings by what they are for, and how many of all have been trained."""
+def _count_trials(plan: Plan) -> tuple[str, Sequence[Planned]]:
+    """Return the number of trainings in words, by what they are for, and all of them."""
     groups = {
         "of arms": plan.trials,
         "of arms, once their knobs are tuned": plan.pending,
@@ -201,13 +201,19 @@ def _describe_trials(plan: Plan, states: States) -> str:
         "of teachers or pre-training": plan.labelled_prerequisites,
     }
     parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]
-    count = Counter(states.get(planned.trial.name) for trials in groups.values() for planned in trials)
+    everything = [planned for trials in groups.values() for planned in trials]
+    return format_count(len(everything), "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else ""), everything
+
+
+def _describe_trials(plan: Plan, states: States) -> str:
+    """Return the number of trainings by what they are for, and how many of all have been trained."""
+    number, everything = _count_trials(plan)
+    count = Counter(states.get(planned.trial.name) for planned in everything)
     waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    total_and_parts = format_count(count.total(), "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else "")
-    return f"{total_and_parts}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
+    return f"{number}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
@@ -281,13 +287,12 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             problems += error.mistakes
             is_plugin_broken |= isinstance(error, BrokenComponent)
             continue
-        arms, trials = len(plan.arms), len(plan.trials_and_pending)
-        skipped = _skipped_arms(plan)
-        notes = [*skipped, *plan.notes]
+        arms, skipped = len(plan.arms), _skipped_arms(plan)
+        notes, trials = [*skipped, *plan.notes], len(plan.trials_and_pending)
         rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": len(skipped), "notes": notes})
         if not wants_json():
             and_skipped = f", {format_count(len(skipped), 'arm')} skipped" if skipped else ""
-            click.echo(f"{path}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
+            click.echo(f"{path}: {format_count(arms, 'arm')}, {_count_trials(plan)[0]}{and_skipped}")
             for note in notes:
                 click.echo(f"  {note}")
     if is_plugin_broken:

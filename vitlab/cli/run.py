@@ -154,6 +154,7 @@ def _start_detached(
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
         name, stop = elsewhere
         return [f"{plan.study} is run by {name}; its log will be {display_path(log)}", look, f"stop    {stop}"]
+    say("starting in the background")
     with open(open_nofollow(log), "ab") as output:
         driver = subprocess.Popen(
             driver_words,
