@@ -59,7 +59,7 @@ def study(file: str, source: str) -> list[str]:
     """
     path = Path(file, Path(file).resolve().name if os.path.isdir(file) or file.endswith("/") else "")
     path = path if path.suffix in SUFFIXES else path.with_name(f"{path.name}.yaml")
-    if path.exists() or path.is_symlink():
+    if os.path.lexists(path):
         raise UserError(f"{path} exists already and is not overwritten; choose another FILE")
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", path.stem):
         raise UserError(f"{path}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
@@ -158,7 +158,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     component = name.partition("-")[0] if component is None else component
     _require_valid_component_name(component, slot)
     folder = out / name
-    if folder.exists() or folder.is_symlink():
+    if os.path.lexists(folder):
         raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
     major, minor = map(int, __version__.split(".")[:2])
     values = {
