@@ -14,7 +14,7 @@ from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import BACKWARD
 from vitlab.planning.tune import PENDING, format_knobs
-from vitlab.planning.values import Plan, Planned, Tuning
+from vitlab.planning.values import Plan, Tuning
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.design import format_value
@@ -192,28 +192,29 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     return f"{sentence}; in all {_format_hours(total)}{exclusion}."
 
 
-def _count_trials(plan: Plan) -> tuple[str, Sequence[Planned]]:
-    """Return the number of trainings in words, by what they are for, and all of them."""
+def _count_trials(plan: Plan) -> str:
+    """Return the number of trainings by what they are for."""
     groups = {
         "of arms": plan.trials,
         "of arms, once their knobs are tuned": plan.pending,
         "of tuning": plan.rival_trials,
-        "of teachers or pre-training": plan.labelled_prerequisites,
+        "of teachers or pre-training": plan.prerequisites,
     }
     parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]
-    everything = [planned for trials in groups.values() for planned in trials]
-    return format_count(len(everything), "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else ""), everything
+    total = format_count(sum(map(len, groups.values())), "trial")
+    return f"{total} ({'; '.join(parts)})" if len(parts) > 1 else total
 
 
 def _describe_trials(plan: Plan, states: States) -> str:
     """Return the number of trainings by what they are for, and how many of all have been trained."""
-    number, everything = _count_trials(plan)
-    count = Counter(states.get(planned.trial.name) for planned in everything)
+    count = Counter(states[trial.name] for trial in plan.trials_with_keys)
     waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    return f"{number}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
+    return (
+        f"{_count_trials(plan)}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
+    )
 
 
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
@@ -292,7 +293,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
         rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": len(skipped), "notes": notes})
         if not wants_json():
             and_skipped = f", {format_count(len(skipped), 'arm')} skipped" if skipped else ""
-            click.echo(f"{path}: {format_count(arms, 'arm')}, {_count_trials(plan)[0]}{and_skipped}")
+            click.echo(f"{path}: {format_count(arms, 'arm')}, {_count_trials(plan)}{and_skipped}")
             for note in notes:
                 click.echo(f"  {note}")
     if is_plugin_broken:
