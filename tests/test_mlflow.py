@@ -631,7 +631,8 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert note.startswith("No report yet, 2 of 2 trials finished: tiny\n\n[curves of arms](#/")
     assert " \N{MIDDLE DOT} version second in " in note
     assert note.endswith(str(done.out)), "another folder's version may have one"
-    assert of_arms == f"[No report yet]({study_links(done.out, '')['tiny'].removeprefix('/')})"
+    place = study_links(done.out, "")["tiny"].removeprefix("/")
+    assert of_arms == f"No report yet \N{MIDDLE DOT} [curves of arms]({place})"
     assert not done.runs("tiny/arms", kind="arm"), "verdicts of the first version"
     old = done.runs(kind="superseded")
     names = ["old: my best", "old: position=none/s0", "old: study tiny"]
@@ -1368,10 +1369,11 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     title, *lines = report.splitlines()
     pages = study_links(delivered.out, "")
     notes = note, of_arms.tags["mlflow.note.content"], study.data.tags["mlflow.note.content"]
-    for text in notes[:2]:
-        answer, _, link = text.partition("\n")[0].rpartition("](")
-        assert html.unescape(answer) == "[cannot tell: position=none"
-        assert link == f"{pages['tiny/arms'].removeprefix('/')})"
+    for text, name, page in ((note, "table of arms with intervals", "tiny/arms"), (notes[1], "curves of arms", "tiny")):
+        first = f"cannot tell: position=none \N{MIDDLE DOT} [{name}]({pages[page].removeprefix('/')})"
+        assert html.unescape(text.partition("\n")[0]) == first, (
+            "the list of experiments shows the begin as it is written"
+        )
     assert notes[2].startswith("cannot tell: position=none\n"), "the list of runs shows no link"
     assert "of val accuracy (%) over n seeds" in html.unescape(notes[1])
     assert all(html.unescape(text).count(f"version {delivered.plan.version[:8]} in ") == 1 for text in notes)
@@ -1685,7 +1687,7 @@ def test_refused_user_is_told_what_is_missing(runs: Runs, caplog: Any, monkeypat
         "of an account there." in account
     )
     assert (
-        f"{uri} answers 403: this account lacks the permission EDIT on the experiments tiny and tiny/arms, which their "
+        f"{uri} answers 403: this account lacks the permission MANAGE on the experiments tiny and tiny/arms, which their "
         "owner can give, or use one account for all; or --allowed-hosts of the server lacks this address." in permission
     )
 
@@ -1783,7 +1785,7 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1), (["ui", "older/arms"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
-        *lines, others = map(str.split, shown.output.splitlines()[2:5])
+        *lines, others = map(str.split, shown.output.splitlines()[1:4])
         name, other = ("older", "newer") if number == 1 else ("newer", "older")
         assert [page for page, _ in lines] == [name, f"{name}/arms"] and others[-1] == f"{other}."
         assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]
@@ -1803,8 +1805,8 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
-            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
-            server.running_server(tmp_path, port=port),
+            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server.* open the-page;"),
+            server.running_server(tmp_path, port=port, page="the-page"),
         ):
             pass
     with socket.create_server(("127.0.0.1", 0)) as other:

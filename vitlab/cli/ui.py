@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import webbrowser
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -26,6 +27,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
     of its arms. The browser is opened where there is a display; the addresses of both pages are printed.
     """
+    from vitlab.driver.progress import make_watch
     from vitlab.planning.packaged import stored_study_name
     from vitlab.trackers.server import host_for_url, running_server, study_links
 
@@ -47,8 +49,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         )
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    say("starting MLflow")  # its import takes seconds
-    with running_server(root, port=port, host=host) as server:
+    with ExitStack() as stack:
+        with make_watch().status("starting MLflow"):  # its import takes seconds
+            server = stack.enter_context(running_server(root, port=port, host=host, page=pages[name]))
         if wants_json():
             print_json({"server": base, "pages": pages})
         opened = name.removesuffix("/arms")
@@ -59,6 +62,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
         click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")
+        click.echo("'Override saved view', above a view, makes this browser keep it when the page is reloaded.")
         has_display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and sys.stdout.isatty() and has_display:
             webbrowser.open(pages[name])

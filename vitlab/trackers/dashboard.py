@@ -231,29 +231,24 @@ def file_link(experiment: str, run: str, file: str) -> str:
     return f"#/experiments/{experiment}/runs/{run}/artifacts/{quote(file)}{TRAINING}"
 
 
-def markdown_link(text: str, place: str) -> str:
-    """Return a Markdown link to an address."""
-    return f"[{escape_markdown(text)}]({place})"
-
-
 def escape_markdown(text: str) -> str:
     """Escape what Markdown, or the HTML in it, would take for its own; the list of experiments shows the text raw."""
     special = r"[\\`*\[\]<>|#$&@]|~(?=~)|:(?=\S)|\b_|_\b"
     return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
-def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
+def describe_arms(answer: str, table: str, metric: str, run_id: str) -> str:
     """Return the description of the experiment of summaries.
 
     Args:
-        answer: what the report says, as a link to the table.
-        study: link to the study, and which version of it is described.
+        answer: what the report says, and a link to the study.
+        table: link to the table, and which version of the study is described.
         metric: the study's metric, with its unit.
         run_id: the id of the run that holds the figure of the arms; empty if there is none.
     """
     picture = f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else ""
     return (
-        f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of {escape_markdown(metric)} "
+        f"{answer}\n\n{table}\n\nMean, standard deviation (sd) and interval (low, high) of {escape_markdown(metric)} "
         f"over n seeds, differences and adjusted p values, as in the report.\n{picture}"
     )
 
@@ -266,7 +261,7 @@ def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> 
 
     Args:
         report: the report as Markdown, with pictures named by their files.
-        answer: what it says, as a link to the table of arms.
+        answer: what it says, and a link to the table of arms.
         links: links to views, files and models.
         run: the id of the run that holds the report's files.
     """

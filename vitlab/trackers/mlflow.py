@@ -125,11 +125,16 @@ class MlflowTracker(Replay):
             return link
         except Exception as error:
             self._runs = None
-            if not self.address.is_reachable():
-                raise Unreachable(f"{public(self.address.uri)} no longer answers") from error
-            if sentence := service.REFUSALS.get(getattr(error, "error_code", "")):
-                raise Unreachable(f"{public(self.address.uri)} {sentence.format(self.plan.study)}") from error
+            self._raise_if_unreachable(error)
             raise
+
+    def _raise_if_unreachable(self, error: Exception) -> None:
+        """Raise `Unreachable` if the server does not answer, or refuses the user: no trial can be delivered then."""
+        uri = public(self.address.uri)
+        if not self.address.is_reachable():
+            raise Unreachable(f"{uri} no longer answers") from error
+        if sentence := service.describe_refusal(error, self.plan.study):
+            raise Unreachable(f"{uri} {sentence}") from error
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
@@ -151,7 +156,7 @@ class MlflowTracker(Replay):
             service.set_experiment_tag(client, page, dashboard.NOTE, NO_REPORT)
             summary = client.get_experiment_by_name(f"{name}/arms")
             if summary is not None and summary.lifecycle_stage == "active":  # with an earlier version's answer
-                note = dashboard.markdown_link(NO_REPORT, dashboard.comparison_link(experiment, dashboard.ARMS))
+                note = f"{NO_REPORT} \N{MIDDLE DOT} {_page_links(experiment)[0]}"
                 service.set_experiment_tag(client, summary, dashboard.NOTE, note)
                 arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric_title, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
@@ -172,8 +177,7 @@ class MlflowTracker(Replay):
         try:
             now = self._opened_runs.write_trial(news, RunMark.parse(mark))
         except Exception as error:
-            if not self.address.is_reachable():
-                raise Unreachable(str(error)) from error
+            self._raise_if_unreachable(error)
             raise
         self._marks[news.item.identity] = now
         return asdict(now)
@@ -195,33 +199,30 @@ class MlflowTracker(Replay):
         study_run = runs.ensure_study_run(status)
         run = study_run.info.run_id
         self._send_study_files(run, study_run.info.artifact_uri, report)
-        link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
-        links = _page_links(experiment)
+        links, dot = _page_links(experiment), " \N{MIDDLE DOT} "
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.format_answer_in_one_line(content) or NO_REPORT
-        place = curves
+        # The list of runs and that of experiments show the begin as it is written, so it has no link.
+        answer = dashboard.escape_markdown(arms.format_answer_in_one_line(content) or NO_REPORT)
+        curves = table = links[0]
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
             self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric_title, summaries)
-            place = dashboard.comparison_link(summary, dashboard.SUMMARY)
-            picture = run if "arms.png" in files else ""
-            about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, place), about, self._metric_title, picture)
+            table = f"[table of arms with intervals]({dashboard.comparison_link(summary, dashboard.SUMMARY)})"
+            picture, about = run if "arms.png" in files else "", table + dot + self._origin
+            text = dashboard.describe_arms(answer + dot + curves, about, self._metric_title, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            links.append(f"[table of arms with intervals]({place})")
-        headline = link(answer, place)
+            links.append(table)
         links += [
-            link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
+            f"[{path.name}]({dashboard.file_link(experiment, run, f'report/{path.name}')})"
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
-        links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
-        # The list of runs shows the begin as it is written, so it has no link.
-        description = "\n\n".join([dashboard.escape_markdown(answer), progress, " · ".join(links)])
+        links += [f"[study file and plan]({dashboard.file_link(experiment, run, 'study.yaml')})", self._origin]
+        description = "\n\n".join([answer, progress, dot.join(links)])
         client.set_tag(run, dashboard.NOTE, records.truncate(description))
         trained = [
             (item, self.trial_folder(item), mark.run)
@@ -232,13 +233,14 @@ class MlflowTracker(Replay):
             model_ids = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
             models = f"#/experiments/{experiment}/models"
             links += [
-                link(f"model of {arm}", f"{models}/{model}{dashboard.TRAINING}") for arm, model in model_ids.items()
+                f"[model of {dashboard.escape_markdown(arm)}]({models}/{model}{dashboard.TRAINING})"
+                for arm, model in model_ids.items()
             ]
         if "report.md" in files:
             text = files["report.md"].read_text(encoding="utf-8")
-            text = dashboard.describe_study(text, headline, links, run)
+            text = dashboard.describe_study(text, answer + dot + table, links, run)
             service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
-        return f"{self.address.links}/{curves}"
+        return f"{self.address.links}/{dashboard.comparison_link(experiment, dashboard.ARMS)}"
 
     def start_command(self) -> str:
         """Return the command that opens the study in the output folder's database; empty for any other destination."""

@@ -31,8 +31,16 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def running_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
+def running_server(
+    root: Path, *, port: int, host: str = "127.0.0.1", page: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the duration of the block, which begins when the server responds.
+
+    Args:
+        root: the output folder.
+        port: of the server.
+        host: interface to listen on.
+        page: address to open if the port is used by a server that another ``vitlab ui`` runs on this folder.
 
     Raises:
         UserError: if the port is in use.
@@ -42,8 +50,8 @@ def running_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterato
     # Any server occupies the port, whatever it speaks.
     with suppress(OSError), socket.create_connection((own.strip("[]"), port), PROBE_S):
         raise UserError(
-            f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
-            f"such as --port {port + 1}."
+            f"port {port} of {host} is used by another server. If that is 'vitlab ui' on this folder, open {page}; "
+            f"otherwise end it, or choose another port, such as --port {port + 1}."
         )
     address, stored = parse_uri(f"http://{own}:{port}", root), embedded_database(root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]

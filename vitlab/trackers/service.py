@@ -37,12 +37,12 @@ UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
 REFUSALS = {
-    "UNAUTHENTICATED": "refuses this user; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to the name and "
+    401: "refuses this user; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to the name and "
     "password of an account there",
-    "PERMISSION_DENIED": "answers 403: this account lacks the permission EDIT on the experiments {0} and {0}/arms, "
+    403: "answers 403: this account lacks the permission MANAGE on the experiments {0} and {0}/arms, "
     "which their owner can give, or use one account for all; or --allowed-hosts of the server lacks this address",
 }
-"""MLflow's codes for a server that refuses the user, and what to say of a study."""
+"""Codes of HTTP by which a server refuses the user, and what to say of a study."""
 
 ARTIFACTS = "mlartifacts"  #: folder of artifacts beside a database file
 PROBE_S = 10.0  #: time within which a server says that it is there; a busy one needs seconds
@@ -162,6 +162,12 @@ def reason_to_confirm(uri: str, root: Path) -> str:
     if not database.is_relative_to(root):
         return f"a study file may write only to the output folder, and {database} is not in it; {give}"
     return ""
+
+
+def describe_refusal(error: Exception, study: str) -> str:
+    """Return what an error says of a server that refuses the user; empty for any other error."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)  # of a file
+    return REFUSALS.get(getattr(error, "get_http_status_code", lambda: status)(), "").format(study)
 
 
 def without_user(uri: str) -> str:
