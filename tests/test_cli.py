@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import gc
 import importlib
@@ -19,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
-from urllib.parse import unquote
 
 import click
 import html5lib
@@ -35,7 +35,7 @@ from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
 from vitlab.cli.errors import print_error
-from vitlab.cli.models import _find_models, _format_predictions, arm_folder_name
+from vitlab.cli.models import _find_models, _format_predictions, name_folders
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
@@ -45,7 +45,7 @@ from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.study_folder import write_registered_plan
-from vitlab.planning.values import Arm, Plan
+from vitlab.planning.values import Plan
 from vitlab.report.api import Answer, open_study
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import format_duration
@@ -1206,18 +1206,16 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     ]
 
     document = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page.read_text())
-    assert [heading.text for heading in document.iter("h1")] == ["tiny: what models attend to"]
+    assert [heading.text for heading in document.iter("h1")] == ["tiny: what models look at"]
     assert "Does the position matter?" in "".join(document.find(".//dl").itertext())
     for section, image in zip(document.iter("section"), ("test image 3", "test image 5"), strict=True):
         assert section.find("h2").text.startswith(f"{image}, true class ")
         names = [heading.text for heading in section.find("div").iter("h3")]
         assert names == ["baseline, seed 0", "position=none, seed 0"]
         sources = [picture.get("src") for picture in section.iter("img")]
-        assert [source[:5] for source in sources[:9]] == [
-            "data:"
-        ] * 9  # the image; two maps of two arms over it, and alone
-        assert {page.parent / source for source in map(unquote, sources[9:])} == {
-            file for file in files if file.match(f"*-{image[-1]}/*/*.png")
+        # After the image, and two maps of two arms over it, and alone, the figures stand in the page, too.
+        assert len(sources) > 9 and {base64.b64decode(source.split(",")[1]) for source in sources[9:]} == {
+            file.read_bytes() for file in files if file.match(f"*-{image[-1]}/*/*.png")
         }
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
@@ -1252,6 +1250,17 @@ def test_seeds_of_an_arm_are_explained_beside_each_other(ran: tuple[Path, Path])
     assert len({model.folder.path for model in models}) == len({model.place for model in models}) == 4
 
 
+def test_validation_image_is_named_by_its_index_in_predictions(ran: tuple[Path, Path]) -> None:
+    stored = vitlab.predictions(ran[0], out=ran[1]).query("split == 'val' and seed == 0 and arm == 'baseline'")
+    last = stored.iloc[-1]
+    shown = vitlab.explain(ran[0], f"val:{last.id}", arm="baseline", out=ran[1])
+    assert (shown.subject.image, shown.subject.class_name) == (f"val image {last.id}", str(last.label))
+    assert shown.ranking[0] == (str(last.prediction), pytest.approx(last.probability, abs=1e-5))
+    other = next(index for index in range(len(stored)) if index not in set(stored.id))
+    with pytest.raises(UserError, match=f"there is no val image {other}: the split has {len(stored)}, with ids "):
+        vitlab.explain(ran[0], f"val:{other}", arm="baseline", out=ran[1])
+
+
 def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = ran
     (tmp_path / "cat.png").touch()
@@ -1259,7 +1268,9 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     words = [word for image in images for word in ("--image", image)]
     code, printed, err = call("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen")
     _, missing, empty, arm, split = err.splitlines()
-    assert split == "baseline, seed 0: there is no test image 360: the split has 360, counted from 0"
+    assert (
+        split == "baseline, seed 0: there is no test image 360: the split has 360, with ids 0, 1, 2, 3, 4 and 355 more"
+    )
     assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
     assert f"{images[1]} cannot be read as a picture" in empty and "no trial of arm 'basline'" in arm
     code, printed, err = call("explain", file, "--image", tmp_path, "--out", out, "--to", tmp_path / "seen")
@@ -1277,11 +1288,14 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     assert err.splitlines()[-3:-1] == [f"no trial with seed {seed}. Seeds: 0, 1." for seed in (7, 8)]
     words[-1] = "test:360"
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
-    assert err.splitlines()[-1] == "every model: there is no test image 360: the split has 360, counted from 0"
+    assert (
+        err.splitlines()[-1]
+        == "every model: there is no test image 360: the split has 360, with ids 0, 1, 2, 3, 4 and 355 more"
+    )
     target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")
     mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [
-        "every model: there is no test image 360: the split has 360, counted from 0",
+        "every model: there is no test image 360: the split has 360, with ids 0, 1, 2, 3, 4 and 355 more",
         "every model: target sven: no such class; allowed: 0 to 9.",
     ]
     [trial, *_] = out.glob("trials/*/*")
@@ -1333,11 +1347,32 @@ def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_pa
     assert not (tmp_path / "seen").exists()
 
 
-def test_arms_that_differ_in_case_have_folders_of_their_own() -> None:
-    arms = tuple(Arm(name, {}) for name in ("Wide", "wide", "deep"))
-    plan = Plan("cases", "", arms, (), spec.Analysis())
-    folders = [arm_folder_name(plan, arm.name, 0).casefold() for arm in arms]
-    assert len(set(folders)) == 3 and folders[2] == "deep-s0"
+def test_folders_have_short_names_that_differ_even_where_case_does_not() -> None:
+    names = [
+        "Wide",
+        "wide",
+        "wide 1",
+        "gated (headwise)",
+        "no positions",
+        "model=vit(dim=32, heads=4)",
+        "a/3.jpg",
+        "a-3.jpg",
+    ]
+    folders = name_folders([*names, "x" * 300])
+    assert [*folders.values()][:-1] == [
+        *(
+            "Wide",
+            "wide.1",
+            "wide-1",
+            "gated-headwise",
+            "no-positions",
+            "model=vit-dim=32-heads=4",
+            "a-3-jpg",
+            "a-3-jpg.1",
+        )
+    ]
+    assert len({folder.casefold() for folder in folders.values()}) == len(names) + 1
+    assert len(folders["x" * 300]) < 100
 
 
 # -- registry ---------------------------------------------------------------------------------------------------------

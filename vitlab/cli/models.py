@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +13,12 @@ from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, loading_plugin_option, out_option, study_argument
 from vitlab.errors import UserError, VitlabError, collecting_mistakes
-from vitlab.store.files import to_safe_name
+from vitlab.store.files import MAX_NAME, to_safe_name
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
     from vitlab.models.trained import InputSpec
-    from vitlab.planning.values import Plan, Planned
+    from vitlab.planning.values import Planned
 
 
 @click.command()
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     "images",
     multiple=True,
     default=["test:0"],
-    help="A picture, or test:17 for an image of the trial's own test split, from 0. May be given several times.",
+    help="A picture, or test:17 for an image of the trial's own test split by its id in vitlab.predictions, from 0, or "
+    "val:17 of its validation split. May be given several times.",
 )
 @click.option(
     "--to",
@@ -84,7 +86,7 @@ def explain_command(
     from vitlab.explaining.one_image import Explanation, common_scales, write_explanation, write_side_by_side
 
     mistakes, models = list[str](), list[TrainedModel]()
-    shown: dict[str, int | Picture] = {}
+    shown: dict[str, str | Picture] = {}
     for image in images:
         with collecting_mistakes(mistakes):
             shown[image] = read_image(image)
@@ -98,13 +100,14 @@ def explain_command(
         with collecting_mistakes(mistakes):
             title, question, models = _find_models(study, out, arms, seeds, mistakes)
 
-    to /= to_safe_name(title)
+    to /= to_safe_name(title.replace(" ", "-"))
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
     reasons, no_attention = dict[str, str](), dict[str, str]()
     for name, _, folder in models:
         try:
-            subject = name if is_trial else f"study {title}, arm {name}"
-            explained = iterate_explanations(folder, subject, list(shown.values()), target)
+            explained = iterate_explanations(
+                folder, name if is_trial else f"study {title}, arm {name}", list(shown.values()), target
+            )
             if mistakes:  # the models are only searched for more of them
                 continue
             for image in shown:
@@ -130,9 +133,10 @@ def explain_command(
     rows, maps, files = list[dict[str, Any]](), list[dict[str, Any]](), list[Path]()
     every = (each for by_model in explanations.values() for each in by_model.values())
     scales = {} if scale == "own" else common_scales(every)
+    folders = name_folders(explanations)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
-        of_image = to / to_safe_name(image.replace(":", "-"))
+        of_image = to / folders[image]
         for name, place, _ in models:
             if name not in by_model:
                 continue
@@ -140,9 +144,9 @@ def explain_command(
             predicted, share = each.prediction_and_probability
             if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")
-            truth = each.subject.class_name
             model_and_image = {"model": name, "image": image}
-            rows.append({**model_and_image, "true": truth, "predicted": predicted, "probability": share})
+            answer = {"true": each.subject.class_name, "predicted": predicted, "probability": share}
+            rows.append(model_and_image | answer)
             maps += [{**model_and_image, "map": key, **one.numbers} for key, one in each.maps.items()]
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
@@ -195,10 +199,9 @@ def _find_models(
         for seed in seeds or [None]:
             with collecting_mistakes(mistakes):
                 trials.append(plan.find(arm.name, seed))
+    folders = name_folders(names)
     models = [
-        TrainedModel(
-            f"{each.arm}, seed {each.seed}", arm_folder_name(plan, each.arm, each.seed), store.folder(each.trial)
-        )
+        TrainedModel(f"{each.arm}, seed {each.seed}", f"{folders[each.arm]}-s{each.seed}", store.folder(each.trial))
         for each in trials or [plan.find()]
     ]
     return plan.study, plan.question, models
@@ -215,11 +218,15 @@ def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     return parts_to_text([*texts, share])
 
 
-def arm_folder_name(plan: Plan, arm: str, seed: int) -> str:
-    """Return the name of the folder of an arm's pictures or exported files."""
-    # Disks that ignore case have one folder for names that differ in case alone.
-    same = [other.name for other in plan.arms if other.name.casefold() == arm.casefold()]
-    return to_safe_name(f"{arm}-s{seed}" + f"-{same.index(arm)}" * (len(same) > 1))
+def name_folders(names: Iterable[str]) -> dict[str, str]:
+    """Return a folder's name for each name: words joined by hyphens, and a number where two would be alike."""
+    folders: dict[str, str] = {}
+    for name in names:
+        short = re.sub(r"[^\w=]+", "-", name)[-MAX_NAME:].strip("-")
+        # Disks that ignore case have one folder for names that differ in case alone.
+        alike = sum(each.casefold().partition(".")[0] == short.casefold() for each in folders.values())
+        folders[name] = f"{short}.{alike}" if alike else short
+    return folders
 
 
 @click.command()
@@ -259,7 +266,8 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
 
     model, transform = load_model(store.folder(planned.trial))
     sees = transform.input_spec
-    folder = target / to_safe_name(plan.study) / arm_folder_name(plan, arm, planned.seed)
+    folders = name_folders(other.name for other in plan.arms)
+    folder = target / to_safe_name(plan.study) / f"{folders[arm]}-s{planned.seed}"
     file = folder / f"model{SUFFIX[form]}"
     difference = export_and_verify(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"

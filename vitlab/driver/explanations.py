@@ -13,11 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -48,9 +44,6 @@ from vitlab.store.files import read_json, temporary_path, write_bytes, write_jso
 from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
 
-Truth = tuple[str | None, NDArray[np.int64] | None]
-"""The true class of an image, or of each of its pixels, (H, W)."""
-
 UNTRAINED = (
     "this version of the study has not trained it; type vitlab run FILE, or explain a version that has, NAME@VERSION, "
     "which 'vitlab studies' lists"
@@ -79,7 +72,7 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
             continue
         try:
             with folder.lease():
-                say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
+                say(f"drawing maps of {arm} for {format_count(len(missing), 'test image')}")
                 write_explanations_to_trial(folder, planned.trial.seeds["init"], missing)
             continue
         except Busy:
@@ -101,7 +94,8 @@ def write_explanations_to_trial(folder: TrialFolder, seed: int, indices: Sequenc
     """
     # The caption names no arm or study, because the same trial may belong to several.
     name = f"trial {folder.path.parent.name[:12]}, seed {seed}"
-    for index, explanation in zip(indices, iterate_explanations(folder, name, indices), strict=True):
+    explanations = iterate_explanations(folder, name, [f"test:{index}" for index in indices])
+    for index, explanation in zip(indices, explanations, strict=True):
         place = folder.path / "explain" / f"test-{index}"
         temporary = temporary_path(folder.path / "explain")
         try:
@@ -116,7 +110,7 @@ def write_explanations_to_trial(folder: TrialFolder, seed: int, indices: Sequenc
 @check_arguments()
 def explain(
     path: str | Path | Mapping[str, Any],
-    image: int | str | Path = 0,
+    image: int | str | Path | Image.Image = 0,
     *,
     arm: str | None = None,
     seed: int | None = None,
@@ -131,7 +125,8 @@ def explain(
 
     Args:
         path: the study.
-        image: index in the test split, as ``3`` or ``test:3``, or a picture's file.
+        image: a test image by its ``id`` in :func:`predictions`, as ``3`` or ``test:3``; one of the validation split,
+            as ``val:3``; a picture's file; or a picture of Pillow, such as ``PIL.Image.fromarray(array)``.
         arm: of the study, by default its baseline.
         seed: of the study, by default the first.
         target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
@@ -143,7 +138,7 @@ def explain(
     """
     plan, store = open_study(path, out=out)
     planned = plan.find(arm, seed)
-    example = image if isinstance(image, int) else read_image(image)
+    example = read_image(f"test:{image}" if isinstance(image, int) else image)
     name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
     return next(iterate_explanations(store.folder(planned.trial), name, [example], target))
 
@@ -155,32 +150,36 @@ class Picture(NamedTuple):
     pixels: Image.Image
 
 
-def read_image(name: str | Path) -> int | Picture:
-    """Return the index N of the test image ``test:N``, or read a picture.
+def read_image(image: str | Path | Image.Image) -> str | Picture:
+    """Return the name of an image of a split, ``test:N`` or ``val:N``, or read a picture.
 
     Raises:
         UserError: if there is none.
     """
-    if test := re.fullmatch(r"test:(-?\d+)", str(name)):
-        return int(test[1])
+    if isinstance(image, Image.Image):
+        with naming_picture("image", "name an image file"):
+            return Picture("picture", Decoding(size=(1, 1)).to_upright_rgb(image.copy()))
+    name = str(image)
+    if re.fullmatch(r"(test|val):-?\d+", name):
+        return name
     path = Path(name)
     if not path.is_file():
         hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
         problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
-        raise UserError(f"image {name}: {problem} Name an image file, or a test image by its index, as test:3")
+        raise UserError(f"image {name}: {problem} Name an image file, or an image of the data, as test:3 or val:3")
     with naming_picture(name, "name an image file"), Image.open(path) as picture:
         return Picture(str(name), Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
 def iterate_explanations(
-    folder: TrialFolder, name: str, images: Sequence[int | Picture], target: str | int | None = None
+    folder: TrialFolder, name: str, images: Sequence[str | Picture], target: str | int | None = None
 ) -> Iterator[Explanation]:
     """Return explanations of images by the trained model of a trial; each is computed when it is asked for.
 
     Args:
         folder: of the trial.
         name: of the model, in captions.
-        images: indices in the test split, and pictures.
+        images: names of images of the trial's data, as ``test:3``, and pictures.
         target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
 
     Raises:
@@ -197,25 +196,25 @@ def iterate_explanations(
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if not objective.labels:
         head = "untrained"
-    with collecting_mistakes(mistakes):
-        tests = [image for image in images if isinstance(image, int)]
-        examples = dict(zip(tests, load_test_images(trial, tests) if tests else (), strict=True))
+    examples = list[tuple[Tensor, Subject]]()
+    for image in images:
+        with collecting_mistakes(mistakes):
+            if isinstance(image, str):
+                pixels_CHW, subject = load_split_image(trial, image, name)
+                examples.append((transform(pixels_CHW), subject))
+            else:
+                pixels = fit_as_data(image.pixels, trial["spec"]["data"])
+                examples.append((transform(pixels), Subject(name, image.name)))
     with collecting_mistakes(mistakes):
         label = None if target is None else find_class(str(target), info)
     if mistakes:
         raise UserError(*mistakes)
 
-    def explain_one(image: int | Picture) -> Explanation:
-        if isinstance(image, int):
-            pixels_CHW, truth = examples[image]
-            x_BCHW, subject = transform(pixels_CHW), Subject(name, f"test image {image}", *truth)
-        else:
-            pixels = fit_as_data(image.pixels, trial["spec"]["data"])
-            x_BCHW, subject = transform(pixels), Subject(name, image.name)
-        image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
-        return one_image.explain(model, x_BCHW, image_HWC, info.labels, subject, head=head, target=label)
+    def explain_one(example: tuple[Tensor, Subject]) -> Explanation:
+        image_HWC = transform.denormalize(example[0])[0].permute(1, 2, 0)
+        return one_image.explain(model, example[0], image_HWC, info.labels, example[1], head=head, target=label)
 
-    return map(explain_one, images)
+    return map(explain_one, examples)
 
 
 def fit_as_data(picture: Image.Image, data: Mapping[str, Any]) -> Image.Image | Tensor:
@@ -248,7 +247,7 @@ def write_comparison_page(
     :mod:`vitlab.explaining.one_image`.
 
     Args:
-        page: the file, in the folder above all files of the explanations, to which it links.
+        page: the file, which contains all pictures.
         title: name of the study or the trial.
         question: of the study; empty for a trial.
         explanations: image, as it was named, to its explanations by name of the model.
@@ -262,7 +261,7 @@ def write_comparison_page(
         "pictures": pictures,
         "one_image": one_image,
         "address": _png_data_url,
-        "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
+        "embed": lambda file: png_address(file.read_bytes()),
     }
     write_bytes(page, fill_template("explained.html.j2", values).encode())
 
@@ -273,27 +272,27 @@ def _png_data_url(picture: Image.Image) -> str:
         return png_address(file.getvalue())
 
 
-def load_test_images(trial_json: Mapping[str, Any], indices: Sequence[int]) -> list[tuple[Tensor, Truth]]:
-    """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
+def load_split_image(trial_json: Mapping[str, Any], image: str, model: str) -> tuple[Tensor, Subject]:
+    """Return an image of a trial's own data, uint8 (C, H, W), and the subject of its explanation, with the truth.
 
     Args:
         trial_json: the content of the trial's ``spec.json``.
-        indices: indices, from 0.
+        image: split and index in the official split, as ``test:3``.
+        model: name of the model, in captions.
 
     Raises:
         UserError: if the split has no such image.
     """
     prepared = prepare(slot("dataset").resolve_choice(trial_json["spec"]["data"]), trial_json["seeds"])
-    subset, names = prepared.test, prepared.info.labels
-    if beyond := [str(index) for index in indices if not 0 <= index < len(subset)]:
-        raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
-    position_N = torch.tensor(list(indices))
-    y_N = subset.y_N[position_N]
-    return [(image_CHW, _make_truth(y, names)) for image_CHW, y in zip(subset.at(position_N), y_N, strict=True)]
-
-
-def _make_truth(y: Tensor, names: Sequence[str]) -> Truth:
+    split, index = image.split(":")
+    subset, names, title = getattr(prepared, split), prepared.info.labels, f"{split} image {index}"
+    position_N = (subset.id_N == int(index)).nonzero()[:, 0]
+    if not len(position_N):
+        ids = list_some(map(str, subset.id_N.tolist()))
+        raise UserError(f"there is no {title}: the split has {len(subset)}, with ids {ids}")
+    image_CHW, y = subset.at(position_N)[0], subset.y_N[position_N][0]
     if y.ndim == 2:
-        return None, y.long().where(y != VOID, IGNORED).numpy()
+        return image_CHW, Subject(model, title, label_HW=y.long().where(y != VOID, IGNORED).numpy())
     classes = y.nonzero()[:, 0].tolist() if y.ndim else [int(y)]
-    return ", ".join(names[index] if names else str(index) for index in classes) or "none", None
+    truth = ", ".join(names[index] if names else str(index) for index in classes) or "none"
+    return image_CHW, Subject(model, title, truth)

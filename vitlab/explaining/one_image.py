@@ -26,12 +26,11 @@ from vitlab.errors import ByName, UserError
 from vitlab.explaining import measures, pictures
 from vitlab.explaining.attribution import integrated_gradients, patch_grid
 from vitlab.explaining.capture import capture
-from vitlab.explaining.pictures import Array, Kind, Map, Scale
+from vitlab.explaining.pictures import RANDOM, Array, Kind, Map, Scale
 from vitlab.models.contract import Model, evaluation_mode
 from vitlab.models.vit import ViT
 
 NODES = (32, 128, 512)  #: gradients of an attribution; more are taken if the sum of the patches is off with fewer
-RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
 CHECKED = 8  #: fewest patches of a check: of fewer, random choices would often be the map's own, as 1 of 4 patches
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 Table = Mapping[str, Any]
@@ -340,6 +339,7 @@ def _add_occlusion_checks(
                 "without_random_mean": float(of_random.mean()),
                 "without_random_lowest": float(of_random.min()),
                 "without_random_highest": float(of_random.max()),
+                "random_above": int((of_random > chance).sum()),
             }
         )
         for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)

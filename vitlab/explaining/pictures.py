@@ -30,6 +30,7 @@ Labels = NDArray[np.int64]
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 TOLERANCE = 0.05  #: largest relative error of an attribution's sum of patches
+RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
@@ -103,8 +104,7 @@ class Map(NamedTuple):
             if count := number["patches_removed"]:
                 lines[f"without its {count} largest patches"] = percent(number["without_largest"])
                 lines[f"without {count} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
-                if 100 * number["without_largest"] >= lowest:
-                    lines["check"] = "not passed: a random choice lowers it as much"
+                lines["check"] = f"below {number['random_above']} of {RANDOM} random choices"
             else:
                 lines["check"] = "none: too few patches"
         if Scale.of(self.kind, [self.values_YX]).high < FAINT * self.scale.high:
