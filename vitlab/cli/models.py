@@ -189,8 +189,10 @@ def _find_models(
         raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
     plan, store = open_study(study, out=out)
     names = [arm.name for arm in plan.arms]
-    selection = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
-    selection.sort(key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None))
+    selection = sorted(
+        (arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)),
+        key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None),
+    )
     for name in arms:
         with collecting_mistakes(mistakes):
             plan.find(name)

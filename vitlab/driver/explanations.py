@@ -6,11 +6,11 @@ changes to the pictures require no retraining.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from vitlab.report.page import fill_template, png_address
 from vitlab.report.sections.explained import reasons_file
 from vitlab.runner.models import load_model
 from vitlab.spec import Choice
+from vitlab.spec.mistakes import value_in_words
 from vitlab.store.files import read_json, temporary_path, write_bytes, write_json
 from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
@@ -107,7 +108,7 @@ def write_explanations_to_trial(folder: TrialFolder, seed: int, indices: Sequenc
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-@check_arguments()
+@check_arguments(unchecked=["image"])
 def explain(
     path: str | Path | Mapping[str, Any],
     image: int | str | Path | Image.Image = 0,
@@ -138,7 +139,7 @@ def explain(
     """
     plan, store = open_study(path, out=out)
     planned = plan.find(arm, seed)
-    example = read_image(f"test:{image}" if isinstance(image, int) else image)
+    example = read_image(f"test:{image}" if isinstance(image, int | Integral) else image)
     name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
     return next(iterate_explanations(store.folder(planned.trial), name, [example], target))
 
@@ -159,6 +160,11 @@ def read_image(image: str | Path | Image.Image) -> str | Picture:
     if isinstance(image, Image.Image):
         with naming_picture("image", "name an image file"):
             return Picture("picture", Decoding(size=(1, 1)).to_upright_rgb(image.copy()))
+    if not isinstance(image, str | Path):
+        raise UserError(
+            "vitlab.explain: image must be an index, an image of the data, as val:3, a file, or a picture of Pillow, "
+            f"such as PIL.Image.fromarray(array); found {value_in_words(image)}"
+        )
     name = str(image)
     if re.fullmatch(r"(test|val):-?\d+", name):
         return name
@@ -260,16 +266,10 @@ def write_comparison_page(
         "reasons": reasons,
         "pictures": pictures,
         "one_image": one_image,
-        "address": _png_data_url,
+        "address": lambda picture: png_address(picture._repr_png_()),
         "embed": lambda file: png_address(file.read_bytes()),
     }
     write_bytes(page, fill_template("explained.html.j2", values).encode())
-
-
-def _png_data_url(picture: Image.Image) -> str:
-    with io.BytesIO() as file:
-        picture.save(file, format="png")
-        return png_address(file.getvalue())
 
 
 def load_split_image(trial_json: Mapping[str, Any], image: str, model: str) -> tuple[Tensor, Subject]:
@@ -288,8 +288,9 @@ def load_split_image(trial_json: Mapping[str, Any], image: str, model: str) -> t
     subset, names, title = getattr(prepared, split), prepared.info.labels, f"{split} image {index}"
     position_N = (subset.id_N == int(index)).nonzero()[:, 0]
     if not len(position_N):
-        ids = list_some(map(str, subset.id_N.tolist()))
-        raise UserError(f"there is no {title}: the split has {len(subset)}, with ids {ids}")
+        raise UserError(
+            f"there is no {title}: the split has {len(subset)}, with ids {list_some(map(str, subset.id_N.tolist()))}"
+        )
     image_CHW, y = subset.at(position_N)[0], subset.y_N[position_N][0]
     if y.ndim == 2:
         return image_CHW, Subject(model, title, label_HW=y.long().where(y != VOID, IGNORED).numpy())
