@@ -194,7 +194,8 @@ def iterate_explanations(
     """
     if not folder.weights_file.is_file():
         result = folder.result()
-        reason = f"it diverged: {result.failure}" if result and result.failure else "it kept no weights (run.keep)"
+        unkept = "it kept no weights (run.keep); train it anew in another folder: --set run.keep=last --out FOLDER"
+        reason = f"it diverged: {result.failure}" if result and result.failure else unkept
         raise WeightsError(reason if result else UNTRAINED)
     model, transform = load_model(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
