@@ -76,6 +76,7 @@ new_images_high | float64 | its upper end
 p | float64 | two-sided p of this comparison alone
 p_corrected | float64 | the same, corrected for the family and the looks
 chance | float64 | what guessing reaches, where seeds are lost and that is known
+at_chance | float64 | the same, where neither the interval of the mean nor every seed is beyond it
 chance_difference | float64 | the difference, with chance in the place of lost seeds
 chance_low | float64 | its interval, which holds for the whole family at once
 chance_high | float64 | its upper end
@@ -241,6 +242,7 @@ def _summarize_arm(
         [*values.values()], analysis.alpha, results.quantum, results.largest_val_train_ratio([arm])
     )
     lowest, highest = (None, None) if facts is None else facts.bounds
+    sign = 1 if analysis.goal == "max" else -1
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
     if comparison is not None:
@@ -249,8 +251,10 @@ def _summarize_arm(
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
         beside = [name for name, other in comparisons.items() if other["baseline"] == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
-        collapsed = set(replicates.collapsed_seeds_by_arm(group, 1 if analysis.goal == "max" else -1)[arm])
+        collapsed = set(replicates.collapsed_seeds_by_arm(group, sign)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
+    chance = NAN if facts is None else facts.chance.get(arm, NAN)
+    ahead = [sign * (value - chance) for value in values.values()]
     row = {
         **(comparison or {}),
         **vars(mean),
@@ -261,6 +265,7 @@ def _summarize_arm(
         "high": NAN if collapsed else mean.high if highest is None else min(mean.high, highest),
         "split_sd": replicates.split_sd(np.array(of_images)) if len(of_images) > 1 else NAN,
         "collapsed": len(collapsed),
+        "at_chance": NAN if collapsed else _chance_if_unbeaten(chance, mean, ahead, results.quantum),
         "sound_mean": float(np.mean(sound)) if collapsed and sound else NAN,
         **costs,
     }
@@ -270,6 +275,16 @@ def _summarize_arm(
             row[test] = float(np.mean(tested or NAN))
             row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else NAN
     return {name: _json_value(row.get(name), _column_type(name)) for name in column_names(analysis)}
+
+
+def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[float], quantum: float) -> float:
+    """Return ``chance`` if an arm, whose values are ``ahead`` of it, is not shown to be better; NaN if it is."""
+    # The quantum is 1 / images: two standard deviations of the share that guesses get right.
+    noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
+    if mean.n < 2 or 0 < noise < min(ahead):
+        return NAN
+    half = 0.0 if math.isnan(mean.low) else mean.mean - mean.low  # equal seeds have no interval
+    return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32
 
 
 def _test_split_column(analysis: Analysis) -> str | None:

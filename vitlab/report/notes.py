@@ -197,22 +197,20 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
 
 
 def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a note on arms of which the interval of the mean does not lie beyond what guessing reaches."""
-    facts, sign = plan.facts(plan.analysis.metric), 1 if plan.analysis.goal == "max" else -1
-    chance, arms = {} if facts is None else facts.chance, []
-    for row in rows:
-        at, level = row["low" if sign > 0 else "high"], chance.get(row["arm"])
-        if at is None and row["n"] > 1 and not row["collapsed"]:
-            at = row["mean"]  # of equal seeds
-        if at is not None and level is not None and sign * (at - level) <= 1e-6 * abs(level):  # metrics are of float32
-            arms.append(row["arm"])
+    """Yield a note on arms that are not shown to be better than guesses."""
+    scale = Scale.of(plan.analysis.metric, plan.units)
+    decimals, _ = phrasing.table_and_sentence_decimals(rows, scale)
+    arms = [
+        f"{row['arm']} ({scale.mean_with_sd(row['mean'], row['sd'], decimals)}; chance "
+        f"{scale.number(row['at_chance'], decimals)})"
+        for row in rows
+        if row["at_chance"] is not None
+    ]
     if arms:
         yield (
-            f"Warning: not shown to be better than chance: {list_or_count(arms)}. The interval of the mean includes "
-            "what guesses reach, or is worse. If single seeds are at chance, too, nothing was learned, and differences "
-            "say nothing about trained arms: train longer. If seeds are clearly better, more of them narrow the "
-            "interval."
-            + " If the candidates of a tuning are at chance, too, its grid may hold no value that works: extend it."
+            f"Warning: not shown to be better than chance in {scale.title}: {list_or_count(arms)}. A difference from "
+            "an arm that has not learned says nothing about trained arms: train longer, or with another learning rate."
+            + " The grid of the tuning may hold no value that works: extend it."
             * bool(plan.tuning)
         )
 

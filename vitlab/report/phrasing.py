@@ -411,12 +411,13 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
     answers = [
         Answer(
-            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart),
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart)
+            + _describe_arms_at_chance(rows, row["arm"], row["baseline"]),
             row["verdict"],
             row,
         )
         if compared
-        else Answer(describe_arm_result(row, analysis, scale, own))
+        else Answer(describe_arm_result(row, analysis, scale, own) + _describe_arms_at_chance(rows, row["arm"]))
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
@@ -431,13 +432,13 @@ def merge_unclear_answers(
     Such an answer has the arms and the span of their intervals.  Sentences stay that say more than that: of an arm
     without an interval, and of lost or collapsed seeds.
     """
-    groups = defaultdict[tuple[str, int], list[Row]](list)
+    groups = defaultdict[tuple[str, int, float | None], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
-            groups[row["baseline"], row["family"]].append(row)
+            groups[row["baseline"], row["family"], row["at_chance"]].append(row)
     hidden, folded = list[str](), list[Answer]()
     _, decimals = table_and_sentence_decimals(rows, scale)
-    for (baseline, family), unclear in groups.items():
+    for (baseline, family, _), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]
             low = scale.end(min(row["difference_low"] for row in unclear), decimals)
@@ -450,9 +451,16 @@ def merge_unclear_answers(
             )
             if analysis.margin is not None:
                 sentence += f"; none is shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
-            folded.append(Answer(f"{sentence}.", Verdict.CANNOT_TELL))
+            sentence += f".{_describe_arms_at_chance(rows, *arms, baseline)}"
+            folded.append(Answer(sentence, Verdict.CANNOT_TELL))
             hidden += arms
     return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
+
+
+def _describe_arms_at_chance(rows: Sequence[Row], *arms: str) -> str:
+    """Return a sentence, after a space, on those of some arms that may not have learned; empty if there are none."""
+    names = [row["arm"] for row in rows if row["arm"] in arms and row["at_chance"] is not None]
+    return f" Not shown to be better than chance: {list_or_count(names)}." * bool(names)
 
 
 def count_verdicts(rows: Sequence[Row], prefix: str) -> str:

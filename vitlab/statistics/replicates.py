@@ -85,9 +85,11 @@ def mean_interval(values: Sequence[float], alpha: float, quantum: float, overlap
     n = len(x)
     mean = float(x.mean()) if n else NAN
     sd = float(x.std(ddof=1)) if n > 1 else NAN
+    if sd <= rounding_error(x):
+        sd = 0.0
     if n < MIN_VALUES:
         return Mean(n, mean, sd, NAN, NAN)
-    spread = max(sd if sd > rounding_error(x) else 0.0, quantum / math.sqrt(12))
+    spread = max(sd, quantum / math.sqrt(12))
     half = t_quantile(1 - alpha / 2, n - 1) * (spread * math.sqrt(1 / n + overlap)) if spread else NAN
     return Mean(n, mean, sd, mean - half, mean + half)
 
