@@ -283,7 +283,7 @@ def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[fl
     noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
     if mean.n < 2 or 0 < noise < min(ahead):
         return NAN
-    half = 0.0 if math.isnan(mean.low) else mean.mean - mean.low  # equal seeds have no interval
+    half = np.nan_to_num(mean.mean - mean.low)  # equal seeds have no interval
     return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32
 
 

@@ -128,9 +128,10 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
 
 
 def _note_cut_intervals(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    ends = {row[end] for row in rows for end in ("difference_low", "difference_high")}
-    if Scale.of(plan.analysis.metric, plan.units).is_share and ends & {-1, 1}:
-        yield "Intervals of differences are cut at the bounds of the metric."
+    facts, names = plan.facts(plan.analysis.metric), ("low", "high", "difference_low", "difference_high")
+    ends = {row[end] for row in rows for end in names} - {None}
+    if facts is not None and ends & {*facts.bounds, facts.reach, -facts.reach}:
+        yield "Intervals are cut at the bounds of the metric."
 
 
 def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from vitlab.comparison import Verdict
 from vitlab.explaining.colours import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import stacked_panels_svg, svg_to_element
@@ -30,7 +29,7 @@ def render_page(report: Report) -> str:
         "report": report,
         "answers": [*others[: phrasing.OVERVIEW_FROM], *folded],
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
-        "trials": _table_context(trial_columns(report.trials, report.units)),
+        "trials": trial_columns(report.trials, report.units),
     }
     return fill_template("report.html.j2", values)
 
@@ -85,7 +84,7 @@ def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[s
 
     # A stored report has no rows of sections that store none, such as the arms.
     rows = report.sections.get(name, ())
-    table, drawing = report.table(name), report.figures.get(name)
+    drawing = report.figures.get(name)
     images = defaultdict[str, list[tuple[str, str]]](list)
     store = report.findings and report.findings.store
     for image in part.images(rows, store) if store else ():
@@ -94,23 +93,9 @@ def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[s
     return {
         "name": name,
         "section": part,
-        "caption": table and table.caption,
-        "table": table and _table_context(table.columns),
+        "table": report.table(name),
         "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
         "panels": drawing and Markup(stacked_panels_svg(drawing, name)),
         "drawing": drawing,
         "images": images,
     }
-
-
-def _table_context(columns: Sequence[Column]) -> Mapping[str, object]:
-    """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
-    rows = list(zip(*(column.cells for column in columns), strict=True))
-    decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)
-    return {"columns": columns, "rows": list(zip(rows, map(_row_class, decisive or [""] * len(rows)), strict=True))}
-
-
-def _row_class(cell: str) -> str:
-    """Return the class of a row by its verdict, which may be followed by a remark, or by the status of a trial."""
-    verdict = next((verdict for verdict in Verdict if cell.startswith(verdict)), cell)
-    return verdict.replace(" ", "-")

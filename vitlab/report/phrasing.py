@@ -409,17 +409,16 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     compared = compared_rows(rows)
     own, apart = table_and_sentence_decimals(rows, scale)
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
-    answers = [
-        Answer(
-            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart)
-            + _describe_arms_at_chance(rows, row["arm"], row["baseline"]),
-            row["verdict"],
-            row,
+    answers = []
+    for row in compared_rows(started) if compared else started:
+        larger = max(row["n"], n.get(row["baseline"], 0))
+        sentence = (
+            describe_comparison(row, larger, analysis, scale, apart)
+            if compared
+            else describe_arm_result(row, analysis, scale, own)
         )
-        if compared
-        else Answer(describe_arm_result(row, analysis, scale, own) + _describe_arms_at_chance(rows, row["arm"]))
-        for row in (compared_rows(started) if compared else started)
-    ]
+        sentence += _describe_arms_at_chance(rows, row["arm"], row["baseline"])
+        answers.append(Answer(sentence, row["verdict"] or "", row))
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
     return [*answers, *([Answer(f"no result yet: {list_or_count(others)}.")] if others else [])]
 
@@ -435,8 +434,8 @@ def merge_unclear_answers(
     groups = defaultdict[tuple[str, int, float | None], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
-            groups[row["baseline"], row["family"], row["at_chance"]].append(row)
-    hidden, folded = list[str](), list[Answer]()
+            groups[row["baseline"], row["family"], row.get("at_chance")].append(row)
+    hidden, folded = list[Row | None](), list[Answer]()
     _, decimals = table_and_sentence_decimals(rows, scale)
     for (baseline, family, _), unclear in groups.items():
         if len(unclear) > 1:
@@ -453,13 +452,13 @@ def merge_unclear_answers(
                 sentence += f"; none is shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
             sentence += f".{_describe_arms_at_chance(rows, *arms, baseline)}"
             folded.append(Answer(sentence, Verdict.CANNOT_TELL))
-            hidden += arms
-    return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
+            hidden += unclear
+    return [answer for answer in answers if answer.row not in hidden], folded
 
 
-def _describe_arms_at_chance(rows: Sequence[Row], *arms: str) -> str:
+def _describe_arms_at_chance(rows: Sequence[Row], *arms: str | None) -> str:
     """Return a sentence, after a space, on those of some arms that may not have learned; empty if there are none."""
-    names = [row["arm"] for row in rows if row["arm"] in arms and row["at_chance"] is not None]
+    names = [row["arm"] for row in rows if row["arm"] in arms and row.get("at_chance") is not None]
     return f" Not shown to be better than chance: {list_or_count(names)}." * bool(names)
 
 

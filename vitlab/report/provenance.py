@@ -12,7 +12,7 @@ import yaml
 from vitlab.errors import format_count, public
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
-from vitlab.report.frame import StoredTrial
+from vitlab.report.frame import StoredTrial, read_predictions
 from vitlab.report.phrasing import format_duration
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
@@ -34,6 +34,7 @@ class Provenance:
     trained: int  #: with a result
     diverged: int  #: among these
     failed: int
+    images: Sequence[str] = ()  #: training and evaluation images of one training
     study: str = ""  #: the study with the changes of the command line, in YAML; empty if it cannot be read
 
     def lines(self) -> list[tuple[str, str]]:
@@ -53,6 +54,7 @@ class Provenance:
             ),
             ("Study", self.study and f"\n{self.study}"),
             ("Data", "; ".join(f"{item['set']} ({item['identity'] or 'not here yet'})" for item in self.data)),
+            ("Images", ", ".join(self.images)),
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),
             ("Numerics", ", ".join(f"{name} {value}" for name, value in self.numerics.items())),
             ("Versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
@@ -86,8 +88,19 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         trained=len(results),
         diverged=sum(result.status == Ending.DIVERGED for result in results),
         failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
+        images=[*_count_images(trials)],
         study=public(study),
     )
+
+
+def _count_images(trials: Sequence[StoredTrial]) -> Iterator[str]:
+    """Yield the numbers of images of the last training that has a result."""
+    for item, result in [(item, item.result) for item in trials if item.result is not None][-1:]:
+        for last in result.outcome.history[-1:]:
+            yield f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images"
+        for split in ("val", "test"):
+            if table := read_predictions(item.folder, split, ["id"]):
+                yield f"{len(table):,} {split} images"
 
 
 def merge_distinct_values(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:

@@ -93,7 +93,7 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        grid = factor_answers(self.sections, self.analysis, self.scale)
+        grid = factor_answers(self.sections, self.arms, self.analysis, self.scale)
         if grid and (warning := phrasing.warn_of_collapsed_seeds(self.arms)):
             grid.append(Answer(warning))
         blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.scale)

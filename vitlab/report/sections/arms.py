@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,13 @@ if TYPE_CHECKING:
 
     from vitlab.report.report import Report
 
-DOTS = (
-    "differences with a filled dot are decided: green better, orange worse, in the colour of the text the same or "
-    "equivalent"
-)
+DOTS = {
+    Verdict.BETTER: "green better",
+    Verdict.WORSE: "orange worse",
+    Verdict.SAME: "in the colour of the text the same",
+    Verdict.EQUIVALENT: "in the colour of the text equivalent",
+}
+"""Verdict to the filled dot of a difference, in words."""
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
 FEW_TICKS = 5  #: intervals between ticks; values that differ little have long labels
 
@@ -294,10 +297,17 @@ def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) ->
     if any(row["difference_low"] is not None for row in compared):
         several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (
-            f"{interval}{', which holds for all of them at once' * several}; {DOTS}; an arrow is an interval that goes "
+            f"{interval}{', which holds for all of them at once' * several}; {describe_dots(compared)}; an arrow is an interval that goes "
             "on beyond the picture"
         )
     return f"{text}."
+
+
+def describe_dots(rows: Iterable[Any]) -> str:
+    """Return what filled dots of differences mean, of the verdicts that are in a figure."""
+    verdicts = {row["verdict"] for row in rows}
+    decided = ", ".join(text for verdict, text in DOTS.items() if verdict in verdicts)
+    return f"differences with a filled dot are decided: {decided}" if decided else "no difference is decided"
 
 
 def draw_seeds(axes: Axes, y: float, values: Sequence[float]) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
 
 MAX_LEVELS = 4  #: of both factors of a crossed table; a larger one wraps in a terminal of 80 columns
-CAVEAT = "Exploratory: p values are corrected for these interactions alone, and none is registered."
+CAVEAT = "P values and intervals are corrected for the interactions alone, a family beside the comparisons of arms."
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,8 @@ class Interactions(Section[Interaction]):
         squares = {} if grid is None else grid.arms_by_interaction()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
+            if not row["pairs"]:  # its arms have not been trained yet
+                continue
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
             sizes = (row[name] and 2 * row[name] for name in ("difference", "low", "high"))
             yield Interaction(
@@ -210,7 +212,7 @@ class Interactions(Section[Interaction]):
 
 
 def is_shown(row: Interaction, analysis: Analysis) -> bool:
-    """Return whether an interaction is shown; it has no verdict, because none is registered."""
+    """Return whether an interaction is shown; it has no verdict, because more is not better."""
     return not row.lost and row.p_corrected is not None and row.p_corrected <= analysis.alpha
 
 

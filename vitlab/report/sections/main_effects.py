@@ -14,6 +14,7 @@ from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
     Answer,
     Columns,
+    Row,
     Scale,
     describe_above_or_below,
     describe_interval_and_p,
@@ -114,8 +115,13 @@ class MainEffects(Section[MainEffect]):
         )
 
 
-def factor_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[Answer]:
-    """Return an answer about each factor of a grid, each interaction that is shown, and the others together."""
+def factor_answers(
+    sections: Mapping[str, Sequence[Any]], arms: Sequence[Row], analysis: Analysis, scale: Scale
+) -> list[Answer]:
+    """Return an answer about each factor of a grid, each interaction that is shown, and the others together.
+
+    They are exploratory if a comparison of arms is.
+    """
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
@@ -135,19 +141,21 @@ def factor_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, sc
         verdicts[f"{head}: {'; '.join(levels)}."] = "mixed" if further else verdict
     decimals = difference_decimals(interactions, scale)
     for row in (row for row in interactions if row.difference is not None):
-        if is_shown(row, analysis):
+        shown = is_shown(row, analysis)
+        if shown or (len(interactions) == 1 and row.low is not None and not row.lost):
             sentence = (
-                f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
-                f"{scale.amount(row.difference, decimals)} {'more' if row.difference > 0 else 'less'} than the sum of "
-                f"both alone ({describe_interval_and_p(vars(row), analysis, scale, decimals)}): "
-                "a main effect of either averages unlike ones."
+                f"{labels[row.first]} and {labels[row.second]} {'' if shown else 'are not shown to '}interact: "
+                f"together they make {scale.amount(row.difference, decimals)} "
+                f"{'more' if row.difference > 0 else 'less'} than the sum of both alone "
+                f"({describe_interval_and_p(vars(row), analysis, scale, decimals)})"
+                f"{': a main effect of either averages unlike ones' * shown}."
             )
-            verdicts[sentence] = "shown"
+            verdicts[sentence] = "shown" * shown
         else:
             others.append(row)
     sentences = truncate_list([*verdicts])
     if others:
-        sentence = f"exploratory: no {'other ' * (len(others) < len(interactions))}interaction is shown"
+        sentence = f"no {'other ' * (len(others) < len(interactions))}interaction is shown"
         if intervals := [row for row in others if row.low is not None and not row.lost]:
             low, high = scale.end(min(row.low for row in intervals), decimals), max(row.high for row in intervals)
             span = f"{low} to {scale.end(high, decimals)} {scale.points}".rstrip()
@@ -160,4 +168,5 @@ def factor_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, sc
                 f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
             )
         sentences.append(f"{sentence}.")
-    return [Answer(sentence, verdicts.get(sentence, "")) for sentence in sentences]
+    hedge = "exploratory: " * any(row["exploratory"] for row in arms)
+    return [Answer(f"{hedge}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
