@@ -281,7 +281,7 @@ def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[fl
     """Return ``chance`` if an arm, whose values are ``ahead`` of it, is not shown to be better; NaN if it is."""
     # The quantum is 1 / images: two standard deviations of the share that guesses get right.
     noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
-    if mean.n < 2 or 0 < noise < min(ahead):
+    if not ahead or 0 < noise < min(ahead):
         return NAN
     half = np.nan_to_num(mean.mean - mean.low)  # equal seeds have no interval
     return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import line_width, list_some
-from vitlab.report.page import render_page
+from vitlab.report.page import read_template, render_page
 from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column, keep_together
 from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
@@ -224,38 +224,9 @@ def _wrap(text: str, width: int) -> str:
 
 def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
     """Return the report; ``captions`` are the captions of the pictures that lie beside the file, by section."""
-    lines = [f"# {escape_markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]
-    lines += [f"- {escape_markdown(sentence)}" for sentence in report.main_answers]
-    lines += ["", escape_markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
-    for name, part in all_sections().items():
-        table = report.table(name)
-        if (table or name in captions) and name != "arms":
-            lines += ["", f"## {part.heading}"]
-        if table:
-            lines += [
-                "",
-                escape_markdown(table.caption),
-                "",
-                *markdown_table(table.columns),
-            ]
-        if name in captions:
-            lines += ["", f"![{name}]({name}.png)", "", escape_markdown(captions[name])]
-    if report.notes:
-        lines += ["", "## Notes", "", *(f"- {escape_markdown(note)}" for note in report.notes)]
-    if report.provenance_lines:
-        lines += [
-            "",
-            "## How it was made",
-            "",
-            *(
-                # Of several lines is the study; indented, it is code, whatever it contains.
-                f"- {head}:\n{textwrap.indent(text, ' ' * 6)}\n"
-                if "\n" in text
-                else f"- {head}: {escape_markdown(text)}"
-                for head, text in report.provenance_lines
-            ),
-        ]
-    return "\n".join(lines) + "\n"
+    parts = [(name, part.heading, report.table(name)) for name, part in all_sections().items()]
+    functions = {"md": escape_markdown, "table": markdown_table, "indent": textwrap.indent}
+    return read_template("report.md.j2").render(functions, report=report, parts=parts, captions=captions)
 
 
 def markdown_table(columns: Sequence[Column]) -> list[str]:

@@ -146,7 +146,7 @@ def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 
 def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    steps: defaultdict[str, list[int]] = defaultdict(list)
+    steps = defaultdict[str, list[int]](list)
     schedules = set()
     for item in trials:
         train = item.planned.trial.spec.train
@@ -169,12 +169,13 @@ def _note_large_batches(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 def _note_failures(trials: Sequence[StoredTrial]) -> Iterator[str]:
     """Yield a note for each reason for which trials diverged or failed."""
-    alike: defaultdict[tuple[str, str], defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    alike = defaultdict[tuple[str, str], dict[str, list[int]]](dict)
     for item in trials:
         if item.status in (Ending.DIVERGED, Ending.FAILED):
             kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
             reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
-            alike[item.status, f"{item.status}{kind}: {reason}"][item.planned.arm].append(item.planned.seed)
+            of_arms = alike[item.status, f"{item.status}{kind}: {reason}"]
+            of_arms.setdefault(item.planned.arm, []).append(item.planned.seed)
     for (status, reason), arms in alike.items():
         names = [f"{arm}, seed{'s' * (len(seeds) > 1)} {format_seeds(seeds)}" for arm, seeds in arms.items()]
         whose = "its" if sum(map(len, arms.values())) == 1 else "their"
@@ -225,7 +226,7 @@ def _note_repeated_trials(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def _note_shared_prerequisites(plan: Plan) -> list[str]:
-    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    names = defaultdict[tuple[str, str], list[str]](list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             names[planned.arm, role.replace("init_from", "pre-training")].append(name)
@@ -248,11 +249,11 @@ def _note_pretrained_weights(trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
-    numerics: dict[str | None, list[Mapping[str, object]]] = defaultdict(list)
+    numerics = defaultdict[str | None, list[Mapping[str, object]]](list)
     for item in trials:
         if item.result is not None:
             numerics[item.planned.arm].append(item.result.circumstances.numerics)
-    arms: dict[str, list[str]] = defaultdict(list)
+    arms = defaultdict[str, list[str]](list)
     for arm in plan.arms:
         if arm.name in numerics and arm.baseline in numerics:
             both = [*numerics[arm.name], *numerics[arm.baseline]]
@@ -324,7 +325,7 @@ def _note_tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             "Intervals include the choice of knobs, because other tuning seeds might have chosen others. More tuning "
             "seeds make this part smaller, more seeds of the arms do not."
         )
-    arms: dict[str, list[str]] = defaultdict(list)
+    arms = defaultdict[str, list[str]](list)
     for item in plan.tuning:
         for knob in knobs_at_edge(item):
             arms[knob].append(item.arm or "all arms")

@@ -16,6 +16,8 @@ from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_dur
 from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+
     from vitlab.report.report import Report
 
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -36,20 +38,21 @@ def render_page(report: Report) -> str:
 
 def fill_template(name: str, values: Mapping[str, object]) -> str:
     """Return the page of a template in this package; every text is escaped."""
+    # Other values are numbers and HTML, of which the type is Markup.
+    template = read_template(
+        name, autoescape=True, finalize=lambda value: phrasing.keep_together(value) if type(value) is str else value
+    )
+    text = template.render(values, series=SERIES)
+    # What is invalid in HTML, or changes the direction of the text around it.
+    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def read_template(name: str, **options: Any) -> Template:
+    """Return a template of this package, in an environment with these options."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("vitlab", "report")
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        # Other values are numbers and HTML, of which the type is Markup.
-        finalize=lambda value: phrasing.keep_together(value) if type(value) is str else value,
-    )
-    text = environment.get_template(name).render(values, series=SERIES)
-    # What is invalid in HTML, or changes the direction of the text around it.
-    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, **options).get_template(name)
 
 
 def png_address(png: bytes) -> str:

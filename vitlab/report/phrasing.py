@@ -431,7 +431,7 @@ def merge_unclear_answers(
     Such an answer has the arms and the span of their intervals.  Sentences stay that say more than that: of an arm
     without an interval, and of lost or collapsed seeds.
     """
-    groups = defaultdict[tuple[str, int, float | None], list[Row]](list)
+    groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"], row.get("at_chance")].append(row)

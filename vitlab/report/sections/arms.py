@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
 
 DOTS = {
-    Verdict.BETTER: "green better",
-    Verdict.WORSE: "orange worse",
-    Verdict.SAME: "in the colour of the text the same",
-    Verdict.EQUIVALENT: "in the colour of the text equivalent",
+    Verdict.BETTER: (BETTER, "green better"),
+    Verdict.WORSE: (WORSE, "orange worse"),
+    Verdict.SAME: (INK, "in the colour of the text the same"),
+    Verdict.EQUIVALENT: (INK, "in the colour of the text equivalent"),
+    "shown": (INK, "in the colour of the text shown"),
 }
-"""Verdict to the filled dot of a difference, in words."""
+"""What is decided to the colour of its filled dot, and to words on that."""
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
 FEW_TICKS = 5  #: intervals between ticks; values that differ little have long labels
 
@@ -297,8 +298,8 @@ def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) ->
     if any(row["difference_low"] is not None for row in compared):
         several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (
-            f"{interval}{', which holds for all of them at once' * several}; {describe_dots(compared)}; an arrow is an interval that goes "
-            "on beyond the picture"
+            f"{interval}{', which holds for all of them at once' * several}; {describe_dots(compared)}; an arrow is an "
+            "interval that goes on beyond the picture"
         )
     return f"{text}."
 
@@ -306,7 +307,7 @@ def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) ->
 def describe_dots(rows: Iterable[Any]) -> str:
     """Return what filled dots of differences mean, of the verdicts that are in a figure."""
     verdicts = {row["verdict"] for row in rows}
-    decided = ", ".join(text for verdict, text in DOTS.items() if verdict in verdicts)
+    decided = ", ".join(text for verdict, (_, text) in DOTS.items() if verdict in verdicts)
     return f"differences with a filled dot are decided: {decided}" if decided else "no difference is decided"
 
 
@@ -330,9 +331,8 @@ class Mark:
 
 def difference_mark(y: float, value: float, low: float | None, high: float | None, verdict: str) -> Mark:
     """Return the mark of a difference: grey and hollow where it is not decided, so that only claims catch the eye."""
-    undecided = dict.fromkeys(("", str(Verdict.CANNOT_TELL), str(Verdict.REFUSED)), GREY)
-    colour = {**undecided, str(Verdict.BETTER): BETTER, str(Verdict.WORSE): WORSE}.get(verdict, INK)
-    return Mark(y, value, low, high, colour, PAPER if verdict in undecided else colour)
+    colour, _ = DOTS.get(verdict, (GREY, ""))
+    return Mark(y, value, low, high, colour, colour if verdict in DOTS else PAPER)
 
 
 def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], scale: Scale, title: str) -> None:

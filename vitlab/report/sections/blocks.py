@@ -30,7 +30,7 @@ from vitlab.report.phrasing import (
     percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.arms import Mark, difference_mark, draw_differences, draw_seeds
+from vitlab.report.sections.arms import Mark, describe_dots, difference_mark, draw_differences, draw_seeds
 from vitlab.spec import Analysis
 from vitlab.statistics.replicates import NAN
 
@@ -142,7 +142,8 @@ class Blocks(Section[ArmOverBlocks]):
             draw_differences(axes, [*labels.values()], marks, scale, f"difference from {rows[0].baseline}")
         caption = (
             "The difference in each block (small), the mean with its "
-            f"{interval_name(rows[0].family, plan.analysis)}, and where a new block lies (pale); {describe_dots(map(vars, rows))}."
+            f"{interval_name(rows[0].family, plan.analysis)}, and where a new block lies (pale); "
+            f"{describe_dots(map(vars, rows))}."
         )
         return Drawing(figure, caption + describe_shared_name_parts(labels))
 

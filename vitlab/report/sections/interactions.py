@@ -70,7 +70,7 @@ class Grid:
 
         The one beside it is its baseline.  Changes without all four arms are left out.
         """
-        squares: defaultdict[tuple[str, str, str], list[Arm]] = defaultdict(list)
+        squares = defaultdict[tuple[str, str, str], list[Arm]](list)
         for (first, i), (second, j) in itertools.combinations(self.factors.items(), 2):
             against = f"{first}={self.reference[i]}, {second}={self.reference[j]}"
             for levels, both in self.arms.items():
@@ -190,8 +190,8 @@ class Interactions(Section[Interaction]):
         verdicts = ["shown" * is_shown(row, findings.plan.analysis) for row in rows]
         return Drawing(
             draw_effects(effects, verdicts, "difference of differences", findings.scale),
-            f"Every interaction with its {interval_name(rows[0].family, findings.plan.analysis)}; a filled dot is one "
-            "that is shown.",
+            f"Every interaction with its {interval_name(rows[0].family, findings.plan.analysis)}"
+            f"{'; a filled dot is one that is shown' * any(verdicts)}.",
         )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:

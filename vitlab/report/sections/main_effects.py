@@ -24,7 +24,7 @@ from vitlab.report.phrasing import (
     truncate_list,
 )
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.report.sections.arms import draw_effects
+from vitlab.report.sections.arms import describe_dots, draw_effects
 from vitlab.report.sections.interactions import Grid, is_shown, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
@@ -71,7 +71,7 @@ class MainEffects(Section[MainEffect]):
         unlike = any(arm.block for arm in plan.arms) or any(tuning.arm for tuning in plan.tuning)
         if grid is None or unlike or refusals_by_arm(plan) or not grid.arms_by_interaction():
             return
-        settings: defaultdict[tuple[str, str], list[Arm]] = defaultdict(list)
+        settings = defaultdict[tuple[str, str], list[Arm]](list)
         for path, place in grid.factors.items():
             reference = grid.reference[place]
             for levels, arm in grid.arms.items():
@@ -93,8 +93,8 @@ class MainEffects(Section[MainEffect]):
         figure = draw_effects(effects, verdicts, "main effect", findings.scale)
         return Drawing(
             figure,
-            f"Every main effect with its {interval_name(rows[0].family, findings.plan.analysis)}; dots are as in the "
-            "figure of the arms.",
+            f"Every main effect with its {interval_name(rows[0].family, findings.plan.analysis)}; "
+            f"{describe_dots(map(vars, rows))}.",
         )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
