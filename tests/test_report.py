@@ -515,8 +515,12 @@ def test_arms_at_chance_are_noted(tmp_path, undrawn):
     tuned = dataclasses.replace(with_better[0], tuning=(Tuning("a", "k", "val/loss", (rival,), winner=0),))
     for plan, store in (_diverging_study(tmp_path / "chance", at_chance), with_better, (tuned, with_better[1])):
         (note,) = _notes_on_chance(plan, store)
-        assert note.startswith("Warning: not shown to be better than chance: baseline; a. ")
-        assert ("its grid may hold no value that works" in note) is bool(plan.tuning)
+        means = "baseline (10.3 ± 1.5; chance 10.0); a (10.0 ± 1.0; chance 10.0)"
+        assert note.startswith(f"Warning: not shown to be better than chance in val accuracy (%): {means}. ")
+        assert ("grid of the tuning may hold no value that works" in note) is bool(plan.tuning)
+        answers = document(plan, store)["answers"]
+        assert answers[0].endswith(" Not shown to be better than chance: baseline; a.")
+        assert all(answer.endswith(" Not shown to be better than chance: baseline.") for answer in answers[1:])
         answer = Answer(plan, store, 0, 6, 0, "", None)
         texts = str(answer), repr(answer.compare())
         assert all(note in " ".join(text.split()) for text in texts) and escape(note) in answer._repr_html_()
@@ -547,7 +551,35 @@ def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal,
     chance = dict.fromkeys(arms, 0.1 if goal == "max" else 0.9)
     plan = dataclasses.replace(plan, metrics={**METRICS, name: dataclasses.replace(METRICS[name], chance=chance)})
     (note,) = _notes_on_chance(plan, store)
-    assert f"better than chance: {named}. The interval" in note
+    listed = note.split("): ", 1)[1] if goal == "max" else note.split("loss: ", 1)[1]
+    assert re.sub(r" \([^)]*\)", "", listed.partition(". A difference")[0]) == named
+
+
+def test_arm_of_which_every_seed_beats_guesses_is_not_at_chance(tmp_path, undrawn):
+    """The interval of three seeds that differ much includes chance, but 100 images tell each from guesses."""
+    values = {"baseline": [0.17, 0.25, 0.45], "a": [0.15, 0.25, 0.45]}
+    assert all(stats.ttest_1samp(each, 0).confidence_interval().low < 0.1 for each in values.values())
+    beyond = 0.1 + 2 * np.sqrt(0.1 * 0.9 / 100)
+    assert min(values["a"]) < beyond < min(values["baseline"])
+    plan, store = _diverging_study(tmp_path, values)
+    results = dataclasses.replace(StudyResults.read(plan, store), quantum=0.01)
+    assert arms_table(results)["at_chance"].dropna().to_dict() == {"a": 0.1}
+    assert len(arms_table(dataclasses.replace(results, quantum=0.0))["at_chance"].dropna()) == 2
+
+
+def test_arm_at_chance_keeps_out_of_the_sentence_on_others(tmp_path, undrawn):
+    wide = [0.3, 0.9, 0.6]
+    plan, store = _diverging_study(
+        tmp_path, {"baseline": [0.5, 0.6, 0.7], "b": wide, "c": wide[::-1], "d": [0.1, 0.3, 0.1]}
+    )
+    made = report.collect_report(plan, store)
+    own, *_, others = made.main_answers
+    assert own.startswith("cannot tell: d is ") and own.endswith(" Not shown to be better than chance: d.")
+    row = {item["arm"]: item for item in made.arms}
+    ends = [100 * f(row[arm][end] for arm in "bc") for f, end in ((min, "difference_low"), (max, "difference_high"))]
+    assert "cannot tell: b; c. " in others and "d" not in others.split(". ")[0].split(": ")[1]
+    said = [float(end.replace("\N{MINUS SIGN}", "-")) for end in re.findall(r"within (\S+) to (\S+) points", others)[0]]
+    assert said == pytest.approx(ends, abs=0.06)
 
 
 def _notes_on_chance(plan: Plan, store: Store) -> list[str]:
@@ -2023,10 +2055,16 @@ def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) ->
 
 
 def test_intervals_that_end_at_the_bounds_have_a_note(tmp_path: Path, undrawn: None) -> None:
-    for name, values, is_cut in (("wide", [0.0, 1.0, 0.5], True), ("narrow", [0.5, 0.52, 0.51], False)):
+    mean = [0.05, 0.3, 0.1]
+    assert stats.ttest_1samp(mean, 0).confidence_interval().low < 0
+    for name, values, is_cut in (
+        ("wide", [0.0, 1.0, 0.5], True),
+        ("mean", mean, True),
+        ("narrow", [0.5, 0.52, 0.51], False),
+    ):
         plan, store = study(tmp_path / name, {"baseline": [0.5, 0.5, 0.51], "b": values})
         notes = document(plan, store)["notes"]
-        assert ("Intervals of differences are cut at the bounds of the metric." in notes) == is_cut
+        assert ("Intervals are cut at the bounds of the metric." in notes) == is_cut
 
 
 def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,14 +325,35 @@ def test_answer_says_how_large_an_interaction_that_is_not_shown_may_be(tmp_path:
     both, one, other, neither = (np.array(arms[name][1]) for name in ("11", "10", "01", "00"))
     interval = stats.ttest_1samp(both - one - other + neither, 0.0).confidence_interval(0.95)
     assert interval.low < 0 < interval.high
-    sentence = next(line for line in report.collect_report(plan, store).answers if "interaction" in line)
-    said = re.search(r"no interaction is shown; an effect may still differ by (\S+) to (\S+) ", sentence)
+    sentence = next(line for line in report.collect_report(plan, store).answers if "interact" in line)
+    said = re.match(
+        r"a=1 and b=1 are not shown to interact: together they make (\S+) (?:points )?(more|less) than the sum of both "
+        r"alone \(95 % interval (\S+) to (\S+), p = \S+\)\.$",
+        sentence,
+    )
     assert said is not None
-    ends = [float(end.replace("\N{MINUS SIGN}", "-")) for end in said.groups()]
+    estimate, low, high = (float(number.replace("\N{MINUS SIGN}", "-")) for number in said.group(1, 3, 4))
     [row] = rows_of("interactions", plan, store)
     factor = 100 if "points" in sentence else 1
-    assert ends == pytest.approx([factor * interval.low, factor * interval.high], rel=0.2)
-    assert (row.low, row.high) == pytest.approx((interval.low, interval.high))
+    assert (low, high) == pytest.approx((factor * interval.low, factor * interval.high), rel=0.2)
+    difference = float((both - one - other + neither).mean())
+    assert (estimate if said[2] == "more" else -estimate) == pytest.approx(factor * difference, abs=0.06)
+    assert (row.difference, row.low, row.high) == pytest.approx((difference, interval.low, interval.high))
+    made = report.collect_report(plan, store)
+    added = [{**arm, "exploratory": "added" if arm["arm"] == "11" else None} for arm in made.arms]
+    assert not any("exploratory" in line for line in made.answers)
+    hedged = replace(made, arms=added, answers=[]).all_answers
+    assert [answer.sentence.startswith("exploratory: ") for answer in hedged][:3] == [True] * 3
+    wider = report.collect_report(*study(tmp_path / "wider", grid_arms({"model.a": [0, 1], "model.b": [0, 1, 2]})))
+    said = re.search(
+        r"\. no interaction is shown; an effect may still differ by (\S+) to (\S+) ", ". ".join(wider.answers)
+    )
+    assert said is not None
+    spans = [
+        factor * f(getattr(row, end) for row in wider.sections["interactions"])
+        for f, end in ((min, "low"), (max, "high"))
+    ]
+    assert [float(end.replace("\N{MINUS SIGN}", "-")) for end in said.groups()] == pytest.approx(spans, rel=0.2)
     (store.folder(plan.trials[0].trial).path / "result.json").unlink()
     store.folder(plan.trials[0].trial).write_failure("lost")
     answers = report.collect_report(plan, store).answers
@@ -394,7 +415,7 @@ def test_interaction_is_said_to_make_main_effects_averages_of_unlike_ones(tmp_pa
         found = findings(*study(tmp_path / folder, arms))
         answers.append(Report.from_findings(found, []).answers)
     assert not any(" interact: " in answer for answer in answers[0])
-    assert answers[1][2].startswith("exploratory: a=1 and b=1 interact: together they make 0.1")
+    assert answers[1][2].startswith("a=1 and b=1 interact: together they make 0.1")
 
 
 def test_answers_of_a_grid_begin_with_its_main_effects(tmp_path: Path) -> None:

@@ -97,7 +97,10 @@ def _count_images(trials: Sequence[StoredTrial]) -> Iterator[str]:
     """Yield the numbers of images of the last training that has a result."""
     for item, result in [(item, item.result) for item in trials if item.result is not None][-1:]:
         for last in result.outcome.history[-1:]:
-            yield f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images"
+            yield (
+                f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images "
+                "an epoch"
+            )
         for split in ("val", "test"):
             if table := read_predictions(item.folder, split, ["id"]):
                 yield f"{len(table):,} {split} images"
