@@ -568,18 +568,15 @@ def test_arm_of_which_every_seed_beats_guesses_is_not_at_chance(tmp_path, undraw
 
 
 def test_arm_at_chance_keeps_out_of_the_sentence_on_others(tmp_path, undrawn):
-    wide = [0.3, 0.9, 0.6]
-    plan, store = _diverging_study(
-        tmp_path, {"baseline": [0.5, 0.6, 0.7], "b": wide, "c": wide[::-1], "d": [0.1, 0.3, 0.1]}
-    )
-    made = report.collect_report(plan, store)
-    own, *_, others = made.main_answers
+    arms = {"baseline": [0.5, 0.6, 0.7], "b": [0.5, 0.7, 0.6], "c": [0.6, 0.5, 0.7], "d": [0.1, 0.5, 0.2]}
+    made = report.collect_report(*_diverging_study(tmp_path, arms))
+    own, others = made.main_answers
     assert own.startswith("cannot tell: d is ") and own.endswith(" Not shown to be better than chance: d.")
-    row = {item["arm"]: item for item in made.arms}
-    ends = [100 * f(row[arm][end] for arm in "bc") for f, end in ((min, "difference_low"), (max, "difference_high"))]
-    assert "cannot tell: b; c. " in others and "d" not in others.split(". ")[0].split(": ")[1]
+    rows = {row["arm"]: row for row in made.arms}
+    assert others.startswith("cannot tell: b; c. ") and "chance" not in others
     said = [float(end.replace("\N{MINUS SIGN}", "-")) for end in re.findall(r"within (\S+) to (\S+) points", others)[0]]
-    assert said == pytest.approx(ends, abs=0.06)
+    low, high = (f(rows[arm][f"difference_{end}"] for arm in "bc") for f, end in ((min, "low"), (max, "high")))
+    assert said == pytest.approx([100 * low, 100 * high], abs=0.06) and low > rows["d"]["difference_low"]
 
 
 def _notes_on_chance(plan: Plan, store: Store) -> list[str]:
