@@ -552,7 +552,7 @@ def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal,
     plan = dataclasses.replace(plan, metrics={**METRICS, name: dataclasses.replace(METRICS[name], chance=chance)})
     (note,) = _notes_on_chance(plan, store)
     listed = note.split("): ", 1)[1] if goal == "max" else note.split("loss: ", 1)[1]
-    assert re.sub(r" \([^)]*\)", "", listed.partition(". A difference")[0]) == named
+    assert re.sub(r" \([^)]*\)", "", listed.partition(". Differences")[0]) == named
 
 
 def test_arm_of_which_every_seed_beats_guesses_is_not_at_chance(tmp_path, undrawn):
@@ -1695,7 +1695,9 @@ def test_captions_say_what_is_drawn(tmp_path):
     one, five = captions_of("one", 1), captions_of("five", 5)
     assert one["arms"] == "First the value, then the difference from the baseline."
     assert "each seed (small) and the mean with its 95 % interval" in five["arms"]
-    assert "a filled dot are decided: green better" in five["arms"] and "for all of them at once" not in five["arms"]
+    assert "a filled dot are decided: orange worse;" in five["arms"] and "for all of them at once" not in five["arms"]
+    undecided = report.collect_report(*study(tmp_path / "near", {"baseline": BASE, "b": NEAR})).figures["arms"].caption
+    assert "; no difference is decided; " in undecided and "green" not in undecided
     assert five["curves"].startswith("val accuracy (%) over training: the mean of the seeds with its 95 % t-interval")
     assert "dashed" not in five["curves"] and "grey" not in five["curves"]
     many = report.collect_report(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures

@@ -210,8 +210,8 @@ def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     ]
     if arms:
         yield (
-            f"Warning: not shown to be better than chance in {scale.title}: {list_or_count(arms)}. A difference from "
-            "an arm that has not learned says nothing about trained arms: train longer, or with another learning rate."
+            f"Warning: not shown to be better than chance in {scale.title}: {list_or_count(arms)}. Differences from "
+            "arms that did not learn say nothing of others: train longer, at another learning rate, or more seeds."
             + " The grid of the tuning may hold no value that works: extend it."
             * bool(plan.tuning)
         )

@@ -411,9 +411,8 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
     answers = []
     for row in compared_rows(started) if compared else started:
-        larger = max(row["n"], n.get(row["baseline"], 0))
         sentence = (
-            describe_comparison(row, larger, analysis, scale, apart)
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart)
             if compared
             else describe_arm_result(row, analysis, scale, own)
         )
