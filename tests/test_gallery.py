@@ -62,7 +62,7 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
         scale = Scale.of(plan.analysis.metric, plan.units)
         answers = [
-            *factor_answers(Report.from_json(doc).sections, plan.analysis, scale),
+            *factor_answers(Report.from_json(doc).sections, rows, plan.analysis, scale),
             *phrasing.answer_per_arm(rows, plan.analysis, scale),
         ]
         assert doc["answers"] == [answer.sentence for answer in answers]
