@@ -158,6 +158,30 @@ def test_seeds_set_configured_streams(tmp_path: Path) -> None:
 # -- words of other trainers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "program: train.py\nmethod: grid\nmetric: {goal: maximize}\n",
+            ["docs/pages/coming/sweeps.md", "is analysis.metric"],
+        ),
+        (
+            "defaults: [model: vit]\ntrainer: {max_epochs: 2}\n",
+            ["docs/pages/coming/sweeps.md", "'vitlab show base.train'"],
+        ),
+        ("data_dir: /data\nepochs: 3\n", ["docs/pages/coming/timm.md", "The path of 'epochs' is base.train.epochs."]),
+    ],
+)
+def test_files_of_other_programs_are_answered_with_their_page(tmp_path: Path, text: str, sentences: list[str]) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as raised:
+        plan_study(file)
+    for sentence in ["'vitlab new study' writes one", *sentences]:
+        assert sentence in str(raised.value)
+    assert all((Path(__file__).parents[1] / page).is_file() for page in re.findall(r"docs/\S+\.md", str(raised.value)))
+
+
 def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> None:
     base = {
         "data": {"type": "digits"},
@@ -169,10 +193,10 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
     written = {
         (path, value)
         for how in HOW.values()
-        for path, value in re.findall(r"\b((?:train|model|run|data)(?:\.\w+)*): (\{.*?\}|\[.*?\]|[\w.]+)", how)
+        for path, value in re.findall(r"\b((?:train|model|run|data)(?:\.\w+)*): (\{.*?\}+|\[.*?\]|[\w.]+)", how)
     }
     assert len(written) > 25
-    for path, value in written - {("run.device", "cuda")}:
+    for path, value in written - {("run.device", "cuda"), ("data", "{type: image_folder, root: ...}")}:
         change = {path if path.startswith("run.") else f"base.{path}": read_value(re.sub(r"\bN\b", "2", value))}
         change |= {"base.model.patch_size": 2} if path == "model" else {}
         assert plan_study(file, changes=change)[1].arms, path
@@ -182,6 +206,25 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
     ("change", "sentence"),
     [
         ({"seed": 1}, "unknown key 'seed'. Did you mean 'seeds'?"),
+        (
+            {"base.data": {"type": "digits", "image_size": 224}},
+            "'image_size'. Write data.size: 224, or data.image_size",
+        ),
+        ({"base.model.image_size": 224}, "'image_size'. Write data.size: 224, or data.image_size if the data set has"),
+        ({"base.data": {"type": "synthetic", "img_size": 8}}, "'img_size'. Did you mean 'image_size'? Options:"),
+        ({"base.model.drop_rate": 0.1}, "'drop_rate'. Write drop as an option of model.head; "),
+        ({"base.model.attention": {"type": "auto", "drop_rate": 0.1}}, "'drop_rate'. Did you mean 'drop'? Options:"),
+        (
+            {"base.model.batch_size": 4},
+            "'batch_size'. Did you mean 'patch_size'? The path of 'batch_size' is base.train.",
+        ),
+        ({"run.partition": "gpu"}, "'partition'. Write run.executor: {type: slurm, minutes: 60, sbatch: {partition: "),
+        ({"analysis.baseline": "none"}, "'baseline'. Write compare: baseline, or compare: {to: {PATH: VALUE}}."),
+        ({"analysis.correction": "holm"}, "allowed: bonferroni, none. Write bonferroni; step-down methods and false"),
+        (
+            {"base.train.precision": "amp"},
+            "found 'amp'; allowed: fp32, tf32, bf16, fp16, fp64. Write train.precision: ",
+        ),
         ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05, final: 0.01}"),
         ({"base.train.accum_iter": 4}, "Write run.micro_batch_size: N to save memory"),
         ({"base.train.model_ema": True}, "Write train.ema: {decay: 0.9999}"),
@@ -215,3 +258,31 @@ def test_sentence_says_what_to_type(change: dict[str, Any], sentence: str, tmp_p
         plan_study(file, changes=change)
     (problem,) = caught.value.problems
     assert sentence in problem.message
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "sentence"),
+    [
+        (
+            {"base.train.loss": {"type": "ce", "smoothing": 0.1}},
+            "ce",
+            "loss 'cross_entropy' has no option 'smoothing'.",
+        ),
+        ({"base.model": {"type": "ViT", "patch_size": 2, "position": "learnt"}}, "ViT", "no position called 'learnt'."),
+        (
+            {"base.train.optimizer": {"type": "AdamW", "fused": True}},
+            "AdamW",
+            "optimizer 'adamw' has no option 'fused'.",
+        ),
+    ],
+)
+def test_options_of_unknown_component_are_checked_by_the_suggested_one(
+    change: dict[str, Any], name: str, sentence: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    base = {"data": {"type": "digits"}, "model": {"type": "vit", "patch_size": 2}, "train": {"steps": 1}}
+    file.write_text(yaml.safe_dump({"study": "s", "base": base, "analysis": {"compare": "none"}, "seeds": 1}))
+    with pytest.raises(SpecError) as caught:
+        plan_study(file, changes=change)
+    assert len(caught.value.problems) == 2
+    assert f" called '{name}'. Did you mean" in str(caught.value) and sentence in str(caught.value)

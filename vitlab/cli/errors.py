@@ -80,13 +80,19 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
     command = getattr(error, "command_name", "")
     word = getattr(error, "option_name", command)
     near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
-    if command:
-        return foreign_option_hint(f"vitlab_{command}") or near
+    options = [option for parameter in context.command.params for option in parameter.opts]
+    if word and (begun := [f"'{option}'" for option in options if option.startswith(f"-{word}")]):  # by a letter
+        near = f" Did you mean {' or '.join(begun)}?"
     option, changes = word.strip("-").replace("-", "_"), list[str]()
-    if not any("--set" in parameter.opts for parameter in context.command.params):
-        return foreign_option_hint(f"{context.info_name}_{option}") or near
+    if how := foreign_option_hint(f"{context.info_name}_{option}") or foreign_option_hint(f"vitlab_{option}"):
+        return how
+    is_extra = "extra argument" in error.message
+    if is_extra and "--arm" in options and "study" in context.params:
+        return " An arm is named by --arm ARM."
+    if command or "--set" not in options:
+        return near
     paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
-    if "extra argument" in error.message:
+    if is_extra:
         changes = [
             f"{paths.get(name, name)}={value}" for name, value in re.findall(r"([\w.]+)=([^\s)]*)", error.message)
         ] or ["PATH=VALUE"]

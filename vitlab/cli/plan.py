@@ -101,6 +101,11 @@ class ArmCost:
 States = Mapping[str, str]
 """The state of each trial by its name; see :meth:`~vitlab.store.folders.TrialFolder.state`."""
 
+PEAK_SHARES = 36, 8
+"""Percent of an H100's 989 TFLOP/s in bf16 at which ViT-B/16 by ``compiled`` and ViT-Ti/16 by ``loop`` were trained.
+
+The MFU of BENCHMARKS.md is relative to a measured 720."""
+
 Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
 
@@ -162,9 +167,7 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
 
 def _format_hours(hours: float | None) -> str:
     """Format the shortest and the longest time of a GPU that would take these hours at its peak rate."""
-    # ViT-B/16 by ``compiled`` and ViT-Ti/16 by ``loop``, of an H100's 989 TFLOP/s in bf16.  The MFU of BENCHMARKS.md is
-    # relative to a measured 720.
-    return "?" if hours is None else " to ".join(format_duration(3600 * hours / share) for share in (0.36, 0.08))
+    return "?" if hours is None else " to ".join(format_duration(360_000 * hours / share) for share in PEAK_SHARES)
 
 
 def _describe_costs(plan: Plan, costs: Costs) -> str:
@@ -177,8 +180,8 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
         )
     sentence = (
         "Training time is of one GPU, computed and not measured: 3 x MACs x images seen, of 2 operations each, at "
-        f"36 to 8 % of {cost.tflops:g} TFLOP/s (--device-tflops), as an H100 trained ViT-B/16 by engine compiled and "
-        "ViT-Ti/16 by loop; other GPUs and smaller models may attain another share"
+        f"{PEAK_SHARES[0]} to {PEAK_SHARES[1]} % of {cost.tflops:g} TFLOP/s (--device-tflops), as an H100 trained "
+        "ViT-B/16 by engine compiled and ViT-Ti/16 by loop; other GPUs and smaller models may attain another share"
     )
     hours = {arm: cost.hours_at_peak for arm, cost in costs.items() if cost.hours_at_peak is not None}
     if len(hours) < len(costs):

@@ -126,7 +126,7 @@ def _make_arm_resolver(
     base, is_sound = document.data.get("base"), not problems
     rules = parse_rules(study, document, problems)
     if study is None or not isinstance(base, Mapping):
-        raise SpecError(problems)
+        raise SpecError([add_path_of_same_key(each, paths_by_name(base)) for each in problems])
     resolver = Resolver(machine.inform, machine.surroundings)
     resolved: ResolvedTrial | Faults
     try:

@@ -118,7 +118,7 @@ class Choice:
                 actual = (
                     f"found {value['type']!r} there"
                     if "type" in value
-                    else "it is missing. A path such as model.dim changes one option"
+                    else "no type is written. A path such as model.dim changes one option"
                 )
                 raise ValueError(f"a component is a name, or a mapping whose type is its name; {actual}")
             return cls(value["type"], {name: option for name, option in value.items() if name != "type"})

@@ -44,7 +44,7 @@ KINDS = {
 
 EXAMPLES = {
     "study": "mine",
-    "base": "{data: digits, model: {type: vit, patch_size: 2}, train: {epochs: 20}}",
+    "base": "{data: digits, model: {type: vit, patch_size: 2}, train: {epochs: 20}}; 'vitlab new study' writes one",
     "base.data": "digits",
     "base.model": "{type: vit, patch_size: 2}",
     "base.train": "{epochs: 20}",
@@ -248,17 +248,15 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
 def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: Any) -> Mistake:
     """Return the mistake of an unknown key: one of another trainer, or a misspelt one."""
     key, allowed = str(path[-1]), _allowed_keys(path, model)
-    close, how = closest(key, allowed), foreign_option_hint(key)
-    if how and not (close and who):  # a component's own options are nearer than what other trainers call so
-        close = None
-    hint = f" Did you mean '{close}'?{how}" if close else how
+    how = foreign_option_hint(key)
+    answer = re.search(r"\.(\w+): N\b", how)
+    # A component's own options are nearer than what other trainers call so.
+    close = closest(key, allowed) if who or not how else answer[1] if answer and answer[1] in allowed else None
+    hint = how if close is None or f"{close}:" in how else f" Did you mean '{close}'?"
     if path[:1] == ("design",) and len(path) == 2 and "." in key:
         hint = f" Write one_at_a_time: {{{key}: [...]}}, or grid."
     if key.isdecimal() and value is None:  # as in {lr: 0,05}
         hint = " A comma ends a value; write a decimal point."
-    answer = re.search(r"\.(\w+): N\b", how)
-    if answer and answer[1] in allowed:
-        close = answer[1]
     if who and len(path) == 1:
         options = f"Options: {', '.join(allowed)}." if allowed else "It has no options."
         return Mistake(path, f"{who} has no option '{key}'.{hint} {options}", rename=close)
@@ -282,7 +280,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
         choices = re.findall(r"'([^']*)'", expected)
         allowed = (
             f"{', '.join([*choices, *(context.get('others', ()) or FORMS.get(name, []))]) or expected}."
-            f"{nearest(str(value), choices)}"
+            f"{foreign_option_hint(str(value)) or nearest(str(value), choices)}"
         )
         return f"{name}: found {value_in_words(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
@@ -356,16 +354,22 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 ANSWERS = {
     "write train.schedule: {type: cosine, warmup: 0.05, final: 0.01}, shares of the training and of the largest rate": (
-        "warmup_epochs warmup_steps warmup_ratio warmup num_warmup_steps lr_warmup_epochs warmup_lr min_lr lr_min "
-        "sched lr_scheduler_type"
+        "warmup_epochs warmup_steps warmup_ratio warmup num_warmup_steps lr_warmup_epochs min_lr lr_min "
+        "sched lr_scheduler_type t_max eta_min"
     ),
-    "write train.schedule: {type: wsd, cooldown: 0.1}": "cooldown_epochs",
+    "write train.schedule: {type: cosine, warmup: 0.05}, whose rate rises from nearly 0": "warmup_lr",
+    "no schedule stays at its lowest rate; that of train.schedule: {type: wsd, cooldown: 0.1} falls at its end": (
+        "cooldown_epochs"
+    ),
     "write run.micro_batch_size: N to save memory; train.batch_size counts the images of a step": (
         "accum_iter grad_accum_steps gradient_accumulation_steps accumulate_grad_batches"
     ),
     "write train.ema: {decay: 0.9999}": "model_ema model_ema_decay ema_decay",
     "write train.optimizer: {type: adamw, lr: 1e-3, weight_decay: 0.05}, or train.optimizer.lr as a path": (
-        "lr learning_rate base_lr blr weight_decay wd opt"
+        "lr learning_rate weight_decay wd opt"
+    ),
+    "write train.optimizer: {type: adamw, lr: 1e-3}, the rate for your batch size; nothing scales it": (
+        "base_lr blr lr_base"
     ),
     "write train.optimizer: {type: sgd, lr: 0.1, momentum: 0.9}": "momentum",
     "write train.optimizer: {type: adamw, betas: [0.9, 0.999], eps: 1e-8}": "opt_eps opt_betas adam_beta1 adam_beta2",
@@ -373,14 +377,19 @@ ANSWERS = {
     "write train.epochs: N": "num_epochs num_train_epochs max_epochs",
     "write train.steps: N": "max_steps max_iters total_steps",
     "write train.batch_size: N, the images of a step on all devices": "per_device_train_batch_size train_batch_size",
-    "write data.size: 224, and data.channels: 3": "img_size image_size input_size in_chans",
+    "write data.size: 224, or data.image_size if the data set has that": "img_size image_size input_size",
+    "write data.channels: 3": "in_chans",
     "the data decides the number of classes; data.classes: [0, 1] selects some": "num_classes nb_classes",
     "write model: {type: vit, dim: 192, depth: 12, heads: 3}, or size: Ti": (
         "embed_dim hidden_size num_heads num_attention_heads num_hidden_layers num_layers"
     ),
-    "write model.mlp: {type: gelu, ratio: 4}": "mlp_ratio intermediate_size",
-    "write model.drop: 0.1, or model.drop_path: 0.1": "drop_rate drop_path_rate",
-    "write model.attention: {type: auto, drop: 0.1}": "attn_drop_rate",
+    "write model.mlp: {type: gelu, ratio: 4}, a multiple of dim": "mlp_ratio intermediate_size",
+    "write drop as an option of model.head; model.drop_path: 0.1 is stochastic depth": "drop_rate drop_path_rate",
+    "write model.attention: {type: auto, proj_drop: 0.1}, and model.mlp: {type: gelu, drop: 0.1}": (
+        "proj_drop_rate hidden_dropout_prob"
+    ),
+    "softmax attention is model.attention: auto; 'vitlab show attention auto' describes it": "softmax mha mhsa",
+    "write model.attention: {type: auto, drop: 0.1}": "attn_drop_rate attention_probs_dropout_prob",
     "write model.head: {type: linear, pool: gap}": "global_pool",
     "write train.loss: {type: cross_entropy, label_smoothing: 0.1}": "smoothing label_smoothing",
     "write train.mix: {mixup: 0.8, cutmix: 1.0, prob: 1.0}": "mixup cutmix mixup_alpha cutmix_alpha mixup_prob",
@@ -389,28 +398,66 @@ ANSWERS = {
     ),
     "write train.clip_grad: 1.0": "max_grad_norm gradient_clip_val",
     "write train.precision: bf16, or fp16": "amp bf16 fp16 mixed_precision",
-    "write init_from: {checkpoint: FILE}; for model timm, weights: TAG": "pretrained finetune initial_checkpoint",
-    "write design: {grid: {PATH: [VALUE, VALUE]}}": "sweep sweeps param_grid",
-    "a run resumes by itself; give the same command again": "resume resume_from_checkpoint",
+    "write init_from: {timm: NAME} with a name from 'vitlab list weights', or {checkpoint: FILE}": (
+        "pretrained finetune initial_checkpoint"
+    ),
+    "write design: {grid: {PATH: [VALUE, VALUE]}} in the study file, and type 'vitlab run FILE'": (
+        "sweep sweeps param_grid m multirun vitlab_sweep vitlab_grid vitlab_ablate vitlab_multirun"
+    ),
+    "a W&B sweep is a design; docs/pages/coming/sweeps.md, 'Coming from Hydra or W&B sweeps', writes one as a study": (
+        "program method parameters early_terminate"
+    ),
+    "all values stand in one file; docs/pages/coming/sweeps.md, 'Coming from Hydra or W&B sweeps', shows how": (
+        "defaults hydra"
+    ),
+    "the keys of a training are those of base.train, which 'vitlab show base.train' describes": "trainer class_path",
+    "write data: {type: image_folder, root: ...}, as in docs/pages/coming/timm.md, 'Coming from timm's train.py'": (
+        "data_dir data_path dataset_dir"
+    ),
+    "write run.tracker with the name of a tracker: mlflow, or wandb or tensorboard of the folder plugins": (
+        "wandb log_wandb use_wandb tensorboard logger report_to"
+    ),
+    "write run.executor: {type: slurm, minutes: 60, sbatch: {partition: NAME}}; 'vitlab show slurm' has more": (
+        "partition account qos time time_limit"
+    ),
+    "write compare: baseline, or compare: {to: {PATH: VALUE}}": "baseline",
+    "write bonferroni; step-down methods and false discovery rates find what simultaneous intervals do not show": (
+        "holm bh fdr fdr_bh benjamini_hochberg"
+    ),
+    "a run resumes by itself; give the same command again": "resume resume_from_checkpoint vitlab_resume",
     "write run.workers: N for trials at a time, or run.resources: {gpu: N} for one trial": (
         "devices num_gpus world_size gpus"
     ),
     "write run.threads: N; the CPU threads of a process also read its images": "num_workers dataloader_num_workers",
     "write run.device: cuda": "accelerator",
-    "write vitlab run FILE --out FOLDER": "output_dir default_root_dir output o",
-    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; --smoke trains two steps": "dry_run dryrun",
+    "type 'vitlab run FILE --out FOLDER', 'vitlab report STUDY --format md > FILE' or 'vitlab export STUDY --to TO'": (
+        "output_dir default_root_dir output out vitlab_output vitlab_o"
+    ),
+    "'vitlab plan FILE' shows what 'vitlab run FILE' would train; 'vitlab gc' deletes nothing without --yes": (
+        "dry_run dryrun vitlab_dry_run vitlab_dryrun"
+    ),
     "a finished trial is not trained again; --retry-failed repeats failed ones, a new folder of --out all": (
         "force overwrite"
     ),
     "FILE is an argument, as in 'vitlab run FILE'": "config config_file",
-    "type 'vitlab run FILE', which also resumes a study": "vitlab_train vitlab_fit vitlab_start vitlab_resume",
+    "type 'vitlab run FILE'": "vitlab_train vitlab_fit vitlab_start",
+    "'vitlab run FILE' evaluates, too; 'vitlab report STUDY' prints the values": (
+        "vitlab_eval vitlab_evaluate vitlab_test vitlab_results"
+    ),
+    "'vitlab new study FILE' writes a study file": "vitlab_init vitlab_create",
+    "delete the folder studies/NAME in the output folder; 'vitlab gc --yes' then deletes what no study needs": (
+        "vitlab_rm vitlab_delete vitlab_remove vitlab_clean"
+    ),
+    "messages have one level; 'vitlab logs STUDY' prints what a trial wrote, 'vitlab --version' the version": (
+        "vitlab_v vitlab_verbose vitlab_debug vitlab_quiet vitlab_q"
+    ),
     "type 'vitlab list' for components, 'vitlab studies' for studies": "vitlab_ls",
     "type 'vitlab --help', or 'vitlab COMMAND --help'": "vitlab_help",
     "type 'vitlab --version'": "vitlab_version",
-    "type --metric COLUMN": "judge_m judge_value judge_column judge_score",
-    "type --arm COLUMN": "judge_a judge_by judge_group judge_model judge_method",
+    "type --metric COLUMN": "judge_value judge_column judge_score",
+    "type --arm COLUMN": "judge_by judge_group judge_model judge_method",
     "type --block COLUMN": "judge_dataset judge_fold",
-    "type --baseline ARM": "judge_b judge_control judge_reference judge_ref",
+    "type --baseline ARM": "judge_control judge_reference judge_ref",
     "type --format md > FILE, or another format": "judge_o judge_output judge_out judge_f",
     "type --goal max, or --goal min": "judge_maximize judge_minimize judge_higher_is_better judge_lower_is_better",
     "type --alpha 0.05 for intervals of 95 %": "judge_confidence judge_ci",
@@ -422,7 +469,7 @@ ANSWERS = {
     "write run.engine: compiled": "torch_compile torchcompile",
     "write run.activation_checkpointing: blocks": "grad_checkpointing gradient_checkpointing",
 }
-"""What to write for names of other programs; commands begin with ``vitlab_`` here, options of judge with ``judge_``."""
+"""What to write for words of other trainers; ``vitlab_`` begins those of any command, ``judge_`` those of judge."""
 
 HOW = {name: how for how, names in ANSWERS.items() for name in names.split()}
 """Option or command of another trainer to what is written instead."""

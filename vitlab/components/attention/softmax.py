@@ -208,7 +208,7 @@ class SDPA(SoftmaxAttention):
 
 @attention.register("auto")
 class Auto(SoftmaxAttention):
-    """One projection matrix; explicit or SDPA kernel, by a rule.
+    """Softmax attention by one projection matrix; explicit or SDPA kernel, by a rule.
 
     The first line that applies decides:
 
