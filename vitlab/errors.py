@@ -262,7 +262,6 @@ SYNONYMS: Mapping[str, str] = {
     "image_folder": "imagenet imagenet1k imagefolder",
     "rope2d": "rotary",
     "learned": "ape",
-    "position": "posembed",
     "depth": "numlayers nlayers layers",
     "dim": "embeddim hiddensize dmodel width",
     "model": "network",

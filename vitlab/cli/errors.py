@@ -77,8 +77,7 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
 
     if ".yaml" in error.message:
         return " A command takes one study file: 'vitlab run FILE', or 'vitlab new study FILE' for a new one."
-    command = getattr(error, "command_name", "")
-    word = getattr(error, "option_name", command)
+    word = getattr(error, "option_name", getattr(error, "command_name", ""))
     near = nearest(word, getattr(error, "possibilities", None) or ())  # click's own may be far from it
     options = [option for parameter in context.command.params for option in parameter.opts]
     if word and (begun := [f"'{option}'" for option in options if option.startswith(f"-{word}")]):  # by a letter
@@ -89,7 +88,7 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
     is_extra = "extra argument" in error.message
     if is_extra and "--arm" in options and "study" in context.params:
         return " An arm is named by --arm ARM."
-    if command or "--set" not in options:
+    if "--set" not in options:
         return near
     paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}
     if is_extra:

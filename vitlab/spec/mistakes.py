@@ -404,11 +404,8 @@ ANSWERS = {
     "write design: {grid: {PATH: [VALUE, VALUE]}} in the study file, and type 'vitlab run FILE'": (
         "sweep sweeps param_grid m multirun vitlab_sweep vitlab_grid vitlab_ablate vitlab_multirun"
     ),
-    "a W&B sweep is a design; docs/pages/coming/sweeps.md, 'Coming from Hydra or W&B sweeps', writes one as a study": (
-        "program method parameters early_terminate"
-    ),
-    "all values stand in one file; docs/pages/coming/sweeps.md, 'Coming from Hydra or W&B sweeps', shows how": (
-        "defaults hydra"
+    "the page 'Coming from Hydra or W&B sweeps', docs/pages/coming/sweeps.md, writes such files as a study": (
+        "program method parameters early_terminate defaults hydra"
     ),
     "the keys of a training are those of base.train, which 'vitlab show base.train' describes": "trainer class_path",
     "write data: {type: image_folder, root: ...}, as in docs/pages/coming/timm.md, 'Coming from timm's train.py'": (
