@@ -281,7 +281,7 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
 
 
 def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Path, Path]) -> None:
-    assert call("run", ran[0], "--verbose")[2].startswith("No such option '--verbose'. See '")
+    assert call("run", ran[0], "--frobnicate")[2].startswith("No such option '--frobnicate'. See '")
 
 
 # -- exit codes of what goes wrong ------------------------------------------------------------------------------------

@@ -217,8 +217,10 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
 
 
 def test_object_in_place_of_a_study_is_named_by_its_type(out: Path) -> None:
-    for wrong, name in ((vitlab.compare("old", out=out), "a Comparison"), (pd.DataFrame({"a": [1]}), "a DataFrame")):
-        with pytest.raises(UserError, match=rf"first must be a text or a path or a mapping; found {name}$"):
+    for wrong, name in ((vitlab.compare("old", out=out), "Comparison"), (pd.DataFrame({"a": [1]}), "DataFrame")):
+        with pytest.raises(
+            UserError, match=rf"first must be a text or a path or a mapping; found an object of type {name}$"
+        ):
             vitlab.compare(wrong)
 
 

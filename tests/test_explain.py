@@ -260,7 +260,9 @@ def test_test_image_is_named_in_python_as_in_the_command(tmp_path: Path) -> None
     Image.new("L", (4, 2)).save(tmp_path / "b.jpg", exif=turned)
     opened = Image.open(tmp_path / "b.jpg")
     assert (read_image(opened).pixels.size, read_image(opened).pixels.mode, opened.size) == ((2, 4), "RGB", (4, 2))
-    with pytest.raises(UserError, match=r"a picture of Pillow, such as PIL.Image.fromarray\(array\); found a ndarray"):
+    with pytest.raises(
+        UserError, match=r"a picture of Pillow, such as PIL.Image.fromarray\(array\); found an object of type ndarray"
+    ):
         read_image(np.zeros((4, 2)))  # type: ignore[arg-type]
     with pytest.raises(VitlabError, match="its values are floats"):
         read_image(Image.new("F", (4, 2)))

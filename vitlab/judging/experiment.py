@@ -140,7 +140,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
 
 def _describe_read_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
-    if getattr(error, "error_code", "") in service.REFUSALS:
+    if service.describe_refusal(error, ""):
         return "refuses access; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     text = str(error)
     for part, remedy in REMEDIES.items():

@@ -12,20 +12,11 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import (
-    BrokenComponent,
-    DataError,
-    Fault,
-    GeometryError,
-    OptionError,
-    Path,
-    WeightsError,
-    closest,
-    nearest,
-)
+from vitlab.errors import BrokenComponent, DataError, Fault, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -454,7 +445,7 @@ class Resolver:
     def _try_resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
 
-        The options of an unknown component are checked as options of the one whose name the mistake suggests.
+        The options of a misspelt component are checked as options of the only one that is one edit away.
         """
         if value is None:
             return None, None  # reported by TrialSpec
@@ -465,10 +456,12 @@ class Resolver:
                 written = Choice.parse(value)
                 # Not those of plugins that are not imported, which may be broken.
                 known = {*built_ins(name), *(one for _, one in slot(name).components)}
-                near = closest(written.type, known)
-                if near is not None and f"'{near}'" in error.faults[0][1] and near != written.type:
+                length = len(written.type)  # of which one letter, or the order of two, is wrong
+                near = get_close_matches(written.type, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
+                is_suggested = f"Did you mean '{near and near[0]}'" in error.faults[0][1]  # not a synonym
+                if len(near) == 1 and is_suggested and abs(len(near[0]) - length) < 2:
                     with suppress(BrokenComponent):  # by one of the options
-                        guess, more = self._try_resolve_choice(name, {"type": near, **written.options})
+                        guess, more = self._try_resolve_choice(name, {"type": near[0], **written.options})
                         more = more or OptionError([])
                         return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
