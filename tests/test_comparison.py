@@ -372,6 +372,13 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
     arms, _ = np.moveaxis(find_collapsed_of_both_sides(2 - values, Comparisons.all_with_first(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
+    images = replace(Comparisons.all_with_first(2), quantum=1 / 100)
+    arms, _ = np.moveaxis(find_collapsed_of_both_sides(values, images), 2, 0)
+    assert np.argwhere(arms).tolist() == [[0, 0, 5]], "100 images do not explain 0.8"
+    values_at_chance = np.array([[[204, 225, 211, 212], [17, 29, 28, 29]]]) / 288
+    for quantum, found in ((0.0, True), (1 / 288, False)):
+        one = replace(Comparisons.all_with_first(1), quantum=quantum)
+        assert find_collapsed_of_both_sides(values_at_chance, one).any() == found, "288 images explain 12 of them"
     judged = judge_studies(values, Comparisons.all_with_first(2))
     assert judged.contrasts.single(0, 0).test == "sign flip" and judged.contrasts.single(0, 1).test == "paired t"
     unpaired = values.copy()

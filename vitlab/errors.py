@@ -365,4 +365,7 @@ MASK = "***"  #: in place of what :func:`public` hides
 _USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
 # What follows a host and is no port: a password, if the @ after it was forgotten.
 _NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]+")
-_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
+# The key of a view in MLflow is none.
+_SECRET = re.compile(
+    r"([?&;](?!viewStateShareKey)(?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE
+)

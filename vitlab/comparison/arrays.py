@@ -368,7 +368,8 @@ def find_collapsed_of_both_sides(values_SAN: Floats, comparisons: Comparisons) -
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]], axis=2)
     s, c, *rest = pairs_SC2N.shape  # there may be no seeds yet
-    flags = replicates.find_collapsed(pairs_SC2N.reshape(s * c, *rest), comparisons.sign)
+    quantum_SC = np.broadcast_to(comparisons.quantum, (s, c)).reshape(-1, 1)
+    flags = replicates.find_collapsed(pairs_SC2N.reshape(s * c, *rest), comparisons.sign, quantum_SC)
     return flags.reshape(pairs_SC2N.shape)
 
 

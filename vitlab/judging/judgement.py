@@ -269,7 +269,7 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: fl
     if labels and chance is None:
         yield spell_options_for_caller(
             "A verdict must also hold with guesses in the place of lost seeds: say by --chance what they reach, "
-            "such as 10 in percent of 10 classes."
+            "such as 10 for percents of 10 classes, or 0.1 for fractions."
         )
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (

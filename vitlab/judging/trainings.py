@@ -85,7 +85,10 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
             f"{[name for name in names if name not in seeds]}, var_name='seed', value_name='{metric or 'acc'}')"
         )
     if columns.arm is None:
-        found = [*texts, *numbers]
+        # Of more arms than one, and more than one row each.
+        found = [
+            name for name in (*texts, *numbers) if 1 < column_to_texts(table.rows[name]).nunique() < len(table.rows)
+        ]
         advice = f"name the column of the arms with --arm (found: {shortlist(found or names)}).{nearest('arm', found)}"
         remarks.add_mistakes(f"'{metric}' is a column: {advice}" if metric in names else advice)
     spreads = [name for name in free if set() < {*split_words(name)}.difference(split_words(metric)) <= SPREADS]
@@ -294,7 +297,13 @@ def _number_seeds(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
     import pandas as pd
 
-    if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all():
+    is_number = names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?")
+    if is_number.any() and not is_number.all():
+        remarks.add_mistakes(
+            f"seeds are numbers and {shortlist([*names[~is_number].unique()])}: leave out rows that are no trainings, "
+            "such as means, or give each seed a number"
+        )
+    if is_number.all():
         numbers = names.astype("float64")
         if numbers.abs().lt(files.EXACT).all():
             return numbers.astype("int64")

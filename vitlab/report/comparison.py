@@ -251,7 +251,7 @@ def _summarize_arm(
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
         beside = [name for name, other in comparisons.items() if other["baseline"] == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
-        collapsed = set(replicates.collapsed_seeds_by_arm(group, sign)[arm])
+        collapsed = set(replicates.collapsed_seeds_by_arm(group, sign, results.quantum)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
     chance = NAN if facts is None else facts.chance.get(arm, NAN)
     ahead = [sign * (value - chance) for value in values.values()]

@@ -272,7 +272,10 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
 
 
 def _latex_cells(column: Column) -> Iterator[str]:
-    for cell, is_bold in itertools.zip_longest(map(escape_latex, column.cells), column.bold):
+    for text, is_bold in itertools.zip_longest(column.cells, column.bold):
+        cell = escape_latex(text)
+        if "p{" in _latex_alignment(column):  # else a long option has no place to break at
+            cell = re.sub(r"(\\_|[=(,])(?=\S)", r"\1\\allowbreak{}", cell)
         yield rf"\textbf{{{cell}}}" if is_bold else cell
 
 

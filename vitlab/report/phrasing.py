@@ -315,13 +315,15 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
     if row["refused"]:
         return f"{sentence}, but {row['refused']}."
     if seeds != row["pairs"] > 1:
-        sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
+        common = format_count(row["pairs"], "seed")
+        is_earlier = (row["look"] or 1) < (row["looks"] or 1)
+        sentence += f", at the look after {common}" if is_earlier else f", over the {common} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_no_test_clause(row)} to judge that by."
     evidence = describe_interval_and_p(row, analysis, scale, decimals, "difference_")
     evidence += _correction_clause(row, analysis)
     if row["test"] == "sign flip":
-        sentence += _sign_flip_clause(row, scale, decimals, evidence)
+        sentence += _sign_flip_clause(row, analysis, scale, decimals, evidence)
     elif row["difference_low"] is not None:
         sentence += f" ({evidence})"
     elif row["pairs"] == 2:
@@ -354,12 +356,14 @@ def _two_seeds_clause(mean: float, sd: float | None, scale: Scale, decimals: int
     return f"{low} and {high} at the two seeds, which gives no useful interval"
 
 
-def _sign_flip_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
+def _sign_flip_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int, p: str) -> str:
     if not row["collapsed_pairs"]:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
         clause += f"; the others are {describe_above_or_below(row['sound_difference'], scale, decimals)}"
+    if 2 ** (1 - row["pairs"]) * (row["family"] if is_corrected(row["family"], analysis) else 1) > analysis.alpha:
+        clause += f"; {format_count(row['pairs'], 'pair')} cannot decide"
     return f"{clause})"
 
 

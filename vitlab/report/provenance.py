@@ -94,8 +94,8 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
 
 
 def _count_images(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Yield the numbers of images of the last training that has a result."""
-    for item, result in [(item, item.result) for item in trials if item.result is not None][-1:]:
+    """Yield the numbers of images of the last training that is done."""
+    for item, result in [(item, item.result) for item in trials if item.result and item.status == Ending.DONE][-1:]:
         for last in result.outcome.history[-1:]:
             yield (
                 f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images "

@@ -155,9 +155,9 @@ def non_normality_score(values_AN: Floats) -> float:
     arms, n = values_AN.shape
     if n < 3 or arms < 3:
         return NAN
-    others = np.stack([np.median(np.delete(values_AN, arm, axis=0), axis=0) for arm in range(arms)])
-    gaps_AN = np.diff(np.sort(values_AN - others, axis=1), axis=1)
-    gaps_AN = gaps_AN[(gaps_AN > 0).all(axis=1) & (np.diff(np.sort(values_AN, axis=1), axis=1) > 0).all(axis=1)]
+    others_AN = np.stack([np.median(np.delete(values_AN, arm, axis=0), axis=0) for arm in range(arms)])
+    gaps_AN, own_AN = (np.diff(np.sort(x_AN, axis=1), axis=1) for x_AN in (values_AN - others_AN, values_AN))
+    gaps_AN = gaps_AN[(np.minimum(gaps_AN, own_AN) > rounding_error(values_AN)[:, None]).all(axis=1)]
     if len(gaps_AN) < 3:
         return NAN
     largest_A = gaps_AN.max(axis=1) / gaps_AN.sum(axis=1)
@@ -202,10 +202,11 @@ def retuning_variance(
 
 MAX_EXACT = 80  #: seeds of a group from which on a test by Boschloo takes long, and one by Fisher is hardly blunter
 COLLAPSED_SD = 10.0  #: robust standard deviations on the worse side of the median at which a training has collapsed
+IMAGES_SD = 3.0  #: standard deviations by the images alone that it must be away, too: at chance, most seeds are equal
 NORMAL_MAD = 1.4826  #: standard deviation of a normal distribution in median absolute deviations
 
 
-def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
+def find_collapsed(values_SAN: Floats, sign: int = 1, quantum: Floats | float = 0.0) -> Mask:
     """Return which values are far worse than the other values of their arm (studies, arms, seeds).
 
     The scale is the median distance to the median of an arm, over all arms of the study (without distances of 0) or
@@ -214,9 +215,10 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     Args:
         values_SAN: the values; NaN where one is missing.
         sign: 1 if larger values are better, -1 if smaller ones are.
+        quantum: 1 / images of a share of right predictions (S, 1); 0 for other metrics.
     """
-    n_SA = np.isfinite(values_SAN).sum(axis=2)
-    distance_SAN = sign * (values_SAN - finite_median(values_SAN)[:, :, None])
+    n_SA, median_SA = np.isfinite(values_SAN).sum(axis=2), finite_median(values_SAN)
+    distance_SAN = sign * (values_SAN - median_SA[:, :, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         unbiased_SAN = np.abs(distance_SAN) * np.sqrt(n_SA / (n_SA - 1))[:, :, None]
     size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, NAN)
@@ -225,13 +227,17 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     moved_SN = np.where(size_SAN > 0, size_SAN, NAN).reshape(len(values_SAN), -1)
     scale_SA = NORMAL_MAD * np.maximum(finite_median(moved_SN)[:, None], finite_median(size_SAN))
     with np.errstate(invalid="ignore"):
-        return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
+        of_images_SA = np.sqrt(np.maximum(median_SA * (1 - median_SA) * quantum, 0.0))
+        limit_SA = np.maximum(COLLAPSED_SD * scale_SA, IMAGES_SD * of_images_SA)
+        return np.asarray(distance_SAN < -limit_SA[:, :, None])
 
 
-def collapsed_seeds_by_arm(arms: Mapping[str, Mapping[int, float]], sign: int) -> dict[str, list[int]]:
+def collapsed_seeds_by_arm(
+    arms: Mapping[str, Mapping[int, float]], sign: int, quantum: float = 0.0
+) -> dict[str, list[int]]:
     """Return the collapsed seeds of each arm, see :func:`find_collapsed`."""
     seeds = sorted(set().union(*arms.values()))
-    [flags_AN] = find_collapsed(values_to_array(arms.values())[None], sign)
+    [flags_AN] = find_collapsed(values_to_array(arms.values())[None], sign, quantum)
     return {
         arm: [seed for seed, is_collapsed in zip(seeds, row, strict=True) if is_collapsed]
         for arm, row in zip(arms, flags_AN, strict=True)

@@ -257,7 +257,7 @@ class TrialRuns:
         values = next((arm.values for arm in self.plan.arms if arm.name == planned.arm), {})
         options = "".join(f"; {path}: {format_value(value)}" for path, value in values.items())
         what = f"seed {planned.seed} of {'arm ' * bool(planned.arm)}{news.item.name.rpartition('/')[0]}{options}"
-        return records.truncate("\n\n".join(map(escape_markdown, [ending, what])))
+        return records.truncate(" \N{MIDDLE DOT} ".join(map(escape_markdown, [ending, what])))
 
     def _stage_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""

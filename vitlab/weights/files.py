@@ -30,6 +30,7 @@ SUFFIXES: Mapping[str, Container] = {
     ".pth": "torch",
     ".pt": "torch",
     ".bin": "torch",
+    ".tar": "torch",  # checkpoint-3.pth.tar of the training script of timm
     ".npz": "npz",
 }
 """Suffixes of weight files, and the container that each stands for."""

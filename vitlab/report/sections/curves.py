@@ -114,6 +114,8 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
         compared = any(baselines.values())
+        is_cut = not done["value"].between(late.min() - room, late.max() + room).all()
+        caption += "; early values lie beyond the picture" * is_cut
         caption += f"; {describe_baseline(baselines.values())} is in the colour of the text" * compared + "."
         if not share_panel:
             caption += " The baseline is grey behind other arms." * compared
