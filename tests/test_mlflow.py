@@ -715,11 +715,11 @@ def test_description_of_a_run_says_how_it_ended_and_what_it_is(runs: Runs) -> No
     accuracy = json.loads((runs.folder("position=none", 0).path / "result.json").read_text())
     accuracy = accuracy["outcome"]["metrics"]["val/accuracy"]
     diverged, bare, done, stopped = (html.unescape(run.data.tags["mlflow.note.content"]) for run in runs.runs())
-    assert diverged == "diverged: the *loss* is not finite\n\nseed 0 of arm baseline; model.position: learned"
+    assert diverged == "diverged: the *loss* is not finite · seed 0 of arm baseline; model.position: learned"
     assert "&#42;" in runs.runs()[0].data.tags["mlflow.note.content"]
-    assert done == (f"done: val/accuracy {100 * accuracy:.1f} %\n\nseed 0 of arm position=none; model.position: none")
-    assert bare.startswith("done\n\nseed 1 of arm baseline; ")
-    assert stopped.startswith("stopped; the next vitlab run resumes it\n\nseed 1 of arm position=none; ")
+    assert done == (f"done: val/accuracy {100 * accuracy:.1f} % · seed 0 of arm position=none; model.position: none")
+    assert bare.startswith("done · seed 1 of arm baseline; ")
+    assert stopped.startswith("stopped; the next vitlab run resumes it · seed 1 of arm position=none; ")
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:

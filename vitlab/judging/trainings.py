@@ -77,6 +77,11 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
+    mappings = [name for name in free if column_to_texts(table.rows[name]).str.match(r"\{").all()]
+    if mappings and remarks.of_table:
+        remarks.add_mistakes(
+            f"{shortlist(mappings)} hold mappings; pandas makes columns: pandas.json_normalize(frame.to_dict('records'))"
+        )
     if not is_long:
         return
     if len(seeds) > 1:

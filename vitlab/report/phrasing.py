@@ -228,7 +228,8 @@ def table_and_sentence_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int,
     would be 0.
     """
     intervals = [(row["low"], row["high"]) for row in rows]
-    own = scale.decimals_for_intervals([half_width(*ends) for ends in intervals], [row["mean"] for row in rows])
+    spreads = [half_width(row["low"], row["high"]) or row["sd"] for row in rows]  # two seeds have no interval
+    own = scale.decimals_for_intervals(spreads, [row["mean"] for row in rows])
     widths = [half_width(row["difference_low"], row["difference_high"]) for row in rows]
     apart = scale.decimals_for_intervals(widths) if any(widths) else own
     own = max(own, apart)
