@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     "--scale",
     type=click.Choice(["shared", "own"]),
     default="shared",
-    help="Scale of colours and axes: one for all maps and figures of a kind, or an own one for each.",
+    help="Scale of colours and axes: one for all models of an image, by kind of map, or an own one for each map.",
     show_default=True,
 )
 @loading_plugin_option
@@ -131,12 +131,11 @@ def explain_command(
     for name, reason in no_attention.items():
         say(f"{name} has no map of attention: {reason}")
     rows, maps, files = list[dict[str, Any]](), list[dict[str, Any]](), list[Path]()
-    every = (each for by_model in explanations.values() for each in by_model.values())
-    scales = {} if scale == "own" else common_scales(every)
     folders = name_folders(explanations)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
         of_image = to / folders[image]
+        scales = {} if scale == "own" else common_scales(by_model.values())
         for name, place, _ in models:
             if name not in by_model:
                 continue

@@ -80,7 +80,8 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     mappings = [name for name in free if column_to_texts(table.rows[name]).str.match(r"\{").all()]
     if mappings and remarks.of_table:
         remarks.add_mistakes(
-            f"{shortlist(mappings)} hold mappings; pandas makes columns: pandas.json_normalize(frame.to_dict('records'))"
+            f"{shortlist(mappings)} hold mappings; pandas makes columns of them: "
+            "pandas.json_normalize(frame.to_dict('records'))"
         )
     if not is_long:
         return
