@@ -229,5 +229,5 @@ def test_study_is_not_compared_with_itself_but_with_its_versions(out: Path) -> N
         vitlab.compare("old", "old", out=out)
     plan, store = open_study("old", out=out)
     report = compare_studies((dataclasses.replace(plan, version="0" * 64), store), (plan, store))
-    assert report.arms[0]["arm"] == "old (first): baseline"
+    assert report.arms[0]["arm"] == "old@00000000: baseline"
     assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in report.answers)

@@ -37,7 +37,7 @@ def compare_studies(
         )
     common, labels = _require_common_arms(plans), [plan.study for plan in plans]
     if labels[0] == labels[1]:
-        labels = [f"{labels[0]} ({place})" for place in ("first", "second")]
+        labels = [f"{plan.study}@{plan.version[:8]}" for plan in plans]
     old, new = (
         _read_labelled_arms(*first, common, labels[0]),
         _read_labelled_arms(*second, common, labels[1], labels[0]),
