@@ -36,7 +36,9 @@ class Compiled(Loop):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        return _precision_incompatibility(training)
+        if training.spec.precision == "fp64":
+            return "torch.compile does not support precision fp64, at which code that it compiles for CPUs crashes"
+        return None
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
@@ -58,7 +60,7 @@ class CompiledVmap(Vmap):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        return super().incompatibility(training) or _precision_incompatibility(training)
+        return super().incompatibility(training) or Compiled.incompatibility(training)
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
@@ -92,9 +94,3 @@ def _compile_function(function: Function, options: Mapping[str, bool] = {}) -> F
     backend_options: Any = {"deterministic": deterministic, **options} if BACKEND == "inductor" else None
     compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=backend_options)
     return compiled  # torch types it as any callable
-
-
-def _precision_incompatibility(training: Training) -> str | None:
-    if training.spec.precision == "fp64":
-        return "torch.compile does not support precision fp64, at which code that it compiles for CPUs crashes"
-    return None

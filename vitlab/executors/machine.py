@@ -7,6 +7,7 @@ a GPU never sum to more than 1.  A trial's memory use is known after its first s
 before that: two trials that do not fit together would otherwise both fail in their first step.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -75,12 +76,8 @@ def device_type(run: RunSpec) -> str:
 
 def _parse_visible_devices(value: str) -> list[str]:
     """Return the devices of a ``CUDA_VISIBLE_DEVICES``, which CUDA reads up to the first invalid one, such as -1."""
-    devices: list[str] = []
-    for item in (part.strip() for part in value.split(",")):
-        if not re.fullmatch(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+", item):
-            break
-        devices.append(item)
-    return devices
+    is_valid = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
+    return list(itertools.takewhile(is_valid, map(str.strip, value.split(","))))
 
 
 def _list_nvidia_gpus() -> list[str]:

@@ -74,7 +74,7 @@ def read_decisions(store: Store, study: Study) -> Decisions:
     """Return the decisions of earlier runs of a study; none if the study asks for none or has not been run."""
     if study.tune is None and study.run.engine != "measured" and len(study.seeds.looks) == 1:
         return UNDECIDED
-    plan = _read_intact_plan(store.study(study.study) / "plan.json")
+    plan = read_stored(store.study(study.study) / "plan.json", _parse_and_check_plan)
     if plan is None:
         return UNDECIDED
     tunings = {tuning.key: tuning for tuning in plan.tuning if not tuning.open}
@@ -85,7 +85,8 @@ def read_decisions(store: Store, study: Study) -> Decisions:
 def apply_registration(plan: Plan, store: Store) -> Plan:
     """Return the plan with the analysis registered at the first run."""
     file = store.study(plan.study) / "plan.json"
-    return with_first_registration(plan, _read_intact_plan(file), lambda trial: store.folder(trial).done())
+    earlier = read_stored(file, _parse_and_check_plan)
+    return with_first_registration(plan, earlier, lambda trial: store.folder(trial).done())
 
 
 def write_registered_plan(plan: Plan, store: Store) -> Plan:
@@ -93,11 +94,6 @@ def write_registered_plan(plan: Plan, store: Store) -> Plan:
     plan = apply_registration(plan, store)
     write_json(store.study(plan.study) / "plan.json", plan.to_json())
     return plan
-
-
-def _read_intact_plan(file: Path) -> Plan | None:
-    """Return the plan in a file, or None if the file does not exist or is damaged."""
-    return read_stored(file, _parse_and_check_plan)
 
 
 def _parse_and_check_plan(file: Path) -> Plan:

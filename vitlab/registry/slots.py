@@ -76,7 +76,12 @@ class Slot(Generic[T]):
         """Register a class under a name in this slot, for built-ins and files; packages use entry points."""
 
         def register(component: type[T]) -> type[T]:
-            self.add_component(name, component, _origin_of(component))
+            package = component.__module__.partition(".")[0]
+            if file := plugins.files.get(component.__module__):
+                origin = file.origin
+            else:  # of vitlab, or of a notebook or script
+                origin = BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, UNVERSIONED)
+            self.add_component(name, component, origin)
             return component
 
         return register
@@ -365,14 +370,6 @@ def _method_mistake(component: type[Any], contract: type[Any]) -> str | None:
         except TypeError:
             return f"define its method {call}, with these parameters"
     return f"define {', '.join(missing)}, which the class lacks" if missing else None
-
-
-def _origin_of(component: type[Any]) -> Origin:
-    """Return the origin of a class that registers itself: vitlab, a plugin file, or a notebook or script."""
-    if file := plugins.files.get(component.__module__):
-        return file.origin
-    package = component.__module__.partition(".")[0]
-    return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, UNVERSIONED)
 
 
 def _may_replace(new: type[Any], old: type[Any]) -> bool:

@@ -134,7 +134,8 @@ def convert_weights_file(
             if on_the_hub and not has_config:
                 beside = {target.with_name("config.json"): timm_config(timm_model, new)}
             else:
-                notes.append(f"{timm_model.format_call()} builds the model")
+                arguments = ", ".join(f"{name}={value!r}" for name, value in timm_model.arguments.items())
+                notes.append(f"timm.create_model({timm_model.name!r}, {arguments}) builds the model")
         else:
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):

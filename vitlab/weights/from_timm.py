@@ -134,7 +134,8 @@ def from_timm(module: nn.Module, tensors: State | None = None) -> tuple[Options,
         if part != parts[0]:
             raise _refusal(f"block {index} of the model", "differs from block 0, as vitlab's checkpoints do not")
     heads = _find_attention(m.blocks[0]).num_heads
-    state = _canonical_tensors(m.state_dict() if tensors is None else tensors)
+    own = m.state_dict() if tensors is None else tensors
+    state = TimmFormat().to_canonical({re.sub(r"\.([qkv])_proj\.", r".\1.", key): own[key] for key in own}).state
     encoding = _rotary_encoding(getattr(m, "rope", None), m.patch_embed.grid_size)
     position: list[Options] = []
     if getattr(m, "pos_embed", None) is not None:
@@ -323,9 +324,3 @@ def _head_options(m: Any) -> Options:
         if pooling.num_heads != _find_attention(m.blocks[0]).num_heads:
             options["pool_heads"] = pooling.num_heads
     return options
-
-
-def _canonical_tensors(state: State) -> NewState:
-    """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
-    renamed = {re.sub(r"\.([qkv])_proj\.", r".\1.", name): value for name, value in state.items()}
-    return TimmFormat().to_canonical(renamed).state

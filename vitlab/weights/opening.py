@@ -133,7 +133,11 @@ def checkpoint_from_contents(contents: WeightFile, format_name: str | None = Non
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_facts_of_configs(contents, canonical.state)
     fixed, usual = fmt.infer_facts_and_defaults(contents.tensors)
-    facts = _header_facts(contents).with_defaults(config).with_defaults(fixed)
+    try:
+        facts = ModelFacts.model_validate_json(contents.header.get(HEADER, "{}"))
+    except ValueError:
+        raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
+    facts = facts.with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = IMAGENET.with_defaults(usual)
     dropped, state = (*contents.other_keys, *canonical.dropped), canonical.state
@@ -245,13 +249,6 @@ def _choose_format(contents: WeightFile, name: str | None) -> Format:
         other = f"; it looks like {recognised.name}" if recognised else ""
         raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {list_some(names)}")
     return form
-
-
-def _header_facts(contents: WeightFile) -> ModelFacts:
-    try:
-        return ModelFacts.model_validate_json(contents.header.get(HEADER, "{}"))
-    except ValueError:
-        raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
 
 
 # -- convolutional networks of torchvision, and DeiT's teacher, timm's RegNet -----------------------------------------

@@ -43,11 +43,6 @@ class TimmTarget(NamedTuple):
     arguments: Options  #: of :func:`timm.create_model`, as JSON has them
     tensors: NewState
 
-    def format_call(self) -> str:
-        """Return the call that builds the model."""
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"timm.create_model({self.name!r}, {arguments})"
-
 
 def find_timm_model(architecture: Architecture, state: State) -> TimmTarget:
     """Return the model of timm that computes what a ViT with these canonical tensors computes.
