@@ -160,7 +160,9 @@ class MlflowTracker(Replay):
                 service.set_experiment_tag(client, summary, dashboard.NOTE, note)
                 arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric_title, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
-        source = _source_tags(self.folder / "study.yaml")
+        source = {"mlflow.source.name": str(self.folder / "study.yaml"), "mlflow.source.type": "LOCAL"}
+        with suppress(OSError, KeyError):  # a container may run under an id that has no name
+            source["mlflow.user"] = getpass.getuser()
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
@@ -348,11 +350,3 @@ def _page_links(experiment: str) -> list[str]:
         f"[curves of every trial]({dashboard.comparison_link(experiment, dashboard.TRIALS)})",
         f"[list of runs]({dashboard.comparison_link(experiment, dashboard.RUNS)})",
     ]
-
-
-def _source_tags(study_file: Path) -> dict[str, str]:
-    """Return MLflow's tags for the study file and the user who delivers."""
-    tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
-    with suppress(OSError, KeyError):  # a container may run under an id that has no name
-        tags["mlflow.user"] = getpass.getuser()
-    return tags

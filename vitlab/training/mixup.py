@@ -54,7 +54,13 @@ class Mixing:
         """
         weight, box = self.draw_mixing(step, *batch.x_BCHW.shape[-2:])
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
-        return batch._replace(x_BCHW=_mix_images(batch.x_BCHW, weight, box), y_B=_blend_with_partner(share_BK, weight))
+        if box is None:
+            mixed_BCHW = _blend_with_partner(batch.x_BCHW, weight)
+        else:  # image i and image B - 1 - i exchange their boxes
+            inside = (..., *box)
+            mixed_BCHW = batch.x_BCHW.clone()
+            mixed_BCHW[inside] = batch.x_BCHW[inside].flip(0)
+        return batch._replace(x_BCHW=mixed_BCHW, y_B=_blend_with_partner(share_BK, weight))
 
     def rows(self, rows: range, count: int) -> list[range]:
         """Return the ranges of images needed to mix ``rows`` of a batch: ``rows``, then their partners.
@@ -90,16 +96,6 @@ def _box_span(centre: float, weight: float, side: int) -> slice:
     """Return the rows, or columns, of a box around a share of a side, which has the share ``weight`` outside."""
     place, length = int(centre * side), int(side * math.sqrt(1 - weight))
     return slice(max(0, place - length // 2), min(side, place + (length + 1) // 2))
-
-
-def _mix_images(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
-    if box is None:
-        return _blend_with_partner(x_BCHW, weight)
-    inside = (..., *box)
-    mixed_BCHW = x_BCHW.clone()
-    # Image i and image B - 1 - i exchange their boxes.
-    mixed_BCHW[inside] = x_BCHW[inside].flip(0)
-    return mixed_BCHW
 
 
 def _blend_with_partner(value: Tensor, weight: float) -> Tensor:

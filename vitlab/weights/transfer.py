@@ -177,7 +177,12 @@ def _adapt_state_to_geometry(model: Model, source: Model, state: State, own: Sta
     shared = mine.prefix
     if init_from.tokens == "convert":
         shared = tuple(t for t in TOKENS for _ in range(min(theirs.prefix.count(t), mine.prefix.count(t))))
-        _adapt_tokens_to_model(out, own, shared)
+        for token, name in TOKENS.items():
+            # Tokens that the model does not have are dropped, and those that only it has keep their initial values.
+            count = shared.count(token)
+            shared_rows = [out.pop(name)[:, :count]] if name in out else []
+            if name in own:
+                out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
     new_encodings = _position_encodings(model)
     for at, old in _position_encodings(source).items():
         to, new = next(((to, new) for to, new in new_encodings.items() if isinstance(new, type(old))), ("", None))
@@ -208,15 +213,6 @@ def _position_encodings(model: Model) -> dict[str, Position]:
     if not isinstance(position, Position):
         return {}
     return {f"position.{at}": encoding for at, encoding in encodings_by_prefix(position).items()}
-
-
-def _adapt_tokens_to_model(out: NewState, own: State, shared: Sequence[str]) -> None:
-    """Drop the tokens that the model does not have, and insert initial values of those that only it has."""
-    for token, name in TOKENS.items():
-        count = shared.count(token)
-        shared_rows = [out.pop(name)[:, :count]] if name in out else []
-        if name in own:
-            out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
 
 
 def _fold_positions_into_prefix_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str]) -> None:
