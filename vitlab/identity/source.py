@@ -307,8 +307,12 @@ def _type_checking_imports_if_lazy(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports for type checkers in a module that imports these names when they are first read."""
     if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return []
-    blocks = [node.body for node in tree.body if isinstance(node, ast.If) and _is_type_checking(node.test)]
-    return [node for block in blocks for node in block]
+    return [
+        statement
+        for node in tree.body
+        if isinstance(node, ast.If) and _is_type_checking(node.test)
+        for statement in node.body
+    ]
 
 
 def _imported_names(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,6 @@ from vitlab.models.vit_parts import (
     Anatomy,
     AttentionChoice,
     BlockChoice,
-    BlockChoices,
     BlockParts,
     Dimension,
     FinalNormAt,
@@ -143,7 +142,11 @@ class ViT(Model):
         self.blocks = nn.ModuleList()
         for i, parts in enumerate(anatomy.blocks):
             place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
-            self.blocks.append(self._build_block(i, parts, place))
+            built: Block = self._build_part(f"blocks.{i}", parts.block, place)
+            for path, role in built.parts.items():
+                context = g.dim if role == "norm" else g
+                built.add_part(path, self._build_part(f"blocks.{i}.{path}", getattr(parts, role), context))
+            self.blocks.append(built)
         # As in timm there are two places, and the other one stays empty.
         none = slot("norm").resolve_choice("none")
         self.norm = self._build_part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
@@ -214,13 +217,6 @@ class ViT(Model):
     @property
     def component_choices(self) -> Mapping[str, ResolvedChoice]:
         return {path: choice for path, (choice, _) in self._parts.items()}
-
-    def _build_block(self, i: int, choices: BlockChoices, place: Place) -> Block:
-        block: Block = self._build_part(f"blocks.{i}", choices.block, place)
-        for path, role in block.parts.items():
-            context = place.geometry.dim if role == "norm" else place.geometry
-            block.add_part(path, self._build_part(f"blocks.{i}.{path}", getattr(choices, role), context))
-        return block
 
     def _build_part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
         """Build a component and record its options for :meth:`initialise`."""

@@ -142,7 +142,14 @@ def find_option_differences(model: Model, source: Model, *, head: bool) -> list[
             block, name = int(number), rest[-1].rstrip("12") if rest else "block"
             name = "attention" if name == "attn" else name
             depth = max(depth, block + 1)
-        for option in _differing_options(mine, theirs):
+        differing = [
+            option
+            for option in sorted(mine.keys() | theirs.keys())
+            if option.rpartition(".")[2] not in SHAPES and mine.get(option) != theirs.get(option)
+        ]
+        for option in differing:
+            if any(option.startswith(f"{above}.") for above in differing):
+                continue  # of components of different types
             if option.endswith(".prefix_rows"):
                 continue  # the table of positions has a row more or less
             if path == "head" and option in (".approximate", ".pool_eps") and mine.get(".pool") != "map":
@@ -318,16 +325,6 @@ def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, 
             yield from iter_options(value, f"{path}.{name}")
         elif name not in TRAINED_BY:
             yield f"{path}.{name}", value
-
-
-def _differing_options(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the options that differ; of components of different types, only the types."""
-    names = [
-        name
-        for name in sorted(one.keys() | other.keys())
-        if name.rpartition(".")[2] not in SHAPES and one.get(name) != other.get(name)
-    ]
-    return [name for name in names if not any(name.startswith(f"{above}.") for above in names)]
 
 
 def format_value(value: Any) -> str:
