@@ -263,11 +263,6 @@ def test_sentence_says_what_to_type(change: dict[str, Any], sentence: str, tmp_p
 @pytest.mark.parametrize(
     ("change", "name", "sentence"),
     [
-        (
-            {"base.train.loss": {"type": "ce", "smoothing": 0.1}},
-            "ce",
-            "loss 'cross_entropy' has no option 'smoothing'.",
-        ),
         ({"base.model": {"type": "ViT", "patch_size": 2, "position": "learnt"}}, "ViT", "no position called 'learnt'."),
         (
             {"base.train.optimizer": {"type": "AdamW", "fused": True}},

@@ -303,13 +303,13 @@ def _number_seeds(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
     import pandas as pd
 
-    is_number = names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?")
-    if is_number.any() and not is_number.all():
+    words = names[pd.to_numeric(names, errors="coerce").isna()]
+    if 0 < len(words) < len(names):
         remarks.add_mistakes(
-            f"seeds are numbers and {shortlist([*names[~is_number].unique()])}: leave out rows that are no trainings, "
+            f"seeds are numbers and {shortlist([*words.unique()])}: leave out rows that are no trainings, "
             "such as means, or give each seed a number"
         )
-    if is_number.all():
+    if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all():
         numbers = names.astype("float64")
         if numbers.abs().lt(files.EXACT).all():
             return numbers.astype("int64")

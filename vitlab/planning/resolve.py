@@ -456,10 +456,11 @@ class Resolver:
                 written = Choice.parse(value)
                 # Not those of plugins that are not imported, which may be broken.
                 known = {*built_ins(name), *(one for _, one in slot(name).components)}
-                length = len(written.type)  # of which one letter, or the order of two, is wrong
-                near = get_close_matches(written.type, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
+                lower = written.type.casefold()  # of which one letter, or the order of two, is wrong
+                length = len(lower)
+                near = get_close_matches(lower, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
                 is_suggested = f"Did you mean '{near and near[0]}'" in error.faults[0][1]  # not a synonym
-                if len(near) == 1 and is_suggested and abs(len(near[0]) - length) < 2:
+                if is_suggested and (len(near) == 1 or near[0] == lower) and abs(len(near[0]) - length) < 2:
                     with suppress(BrokenComponent):  # by one of the options
                         guess, more = self._try_resolve_choice(name, {"type": near[0], **written.options})
                         more = more or OptionError([])
