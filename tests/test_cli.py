@@ -1239,8 +1239,9 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
 
     marks = [mark.get("style") for mark in document.iterfind(".//div[@class='scale']/i/b")]
     assert len(marks) == 4, "the equal share on each scale of attention"
-    ends = {span.text for span in document.iterfind(".//div[@class='scale']/span[2]")}
-    assert sorted(end[0] == "+" for end in ends) == [False, True], "one scale of attention and one of logits"
+    for section in document.iter("section"):
+        ends = {span.text for span in section.iterfind(".//div[@class='scale']/span[2]")}
+        assert sorted(end[0] == "+" for end in ends) == [False, True], "one scale of attention and one of logits"
 
     def explain(model: Any, x: Any, image: Any, labels: Any, subject: Any, *, head: Any, target: int | None) -> Any:
         if "arm baseline," in subject.model:
