@@ -445,7 +445,8 @@ class Resolver:
     def _try_resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
 
-        The options of a misspelt component are checked as options of the only one that is one edit away.
+        The options of a misspelt component are checked as options of the one that differs in case, or of the only one
+        that is one edit away.
         """
         if value is None:
             return None, None  # reported by TrialSpec
