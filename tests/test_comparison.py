@@ -357,6 +357,14 @@ def test_intervals_cover_at_once() -> None:
     assert covered >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
+def test_rounding_makes_no_gaps_between_seeds() -> None:
+    draws = np.random.default_rng(0)
+    for _ in range(300):
+        tenths = np.round(10 * (90 + 0.3 * draws.normal(size=(6, 3))))
+        whole, shifted = (replicates.non_normality_score(values) for values in (tenths, tenths / 10))
+        assert whole == pytest.approx(shifted, rel=1e-6, nan_ok=True)
+
+
 # -- lost and collapsed seeds -----------------------------------------------------------------------------------------
 
 

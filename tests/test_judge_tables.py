@@ -341,6 +341,13 @@ def test_table_that_holds_no_final_values_is_refused(
     assert message in refusal(tmp_path, content, arm=arm)
 
 
+def test_rows_that_are_no_trainings_and_cells_of_mappings_are_named(tmp_path: Path) -> None:
+    content = LONG.rstrip("\n") + "".join(f"\n{arm},best,0.9" for arm in ("vit", "rope")) + "\n"
+    assert "seeds are numbers and best: leave out rows" in refusal(tmp_path, content, seed="seed")
+    runs = "name,summary\na,\"{'acc': 0.9}\"\nb,\"{'acc': 0.8}\"\n"
+    assert "summary hold mappings; pandas makes columns of them: pandas.json_normalize(" in refusal(tmp_path, runs)
+
+
 def test_spread_beside_seeds_or_of_an_option_is_no_spread_of_means(tmp_path: Path) -> None:
     content = LONG.replace("acc\n", "acc,std,init_std\n").replace("1\n", "1,0.1,1\n").replace("2\n", "2,0.1,2\n")
     for options in ({}, {"seed": "seed"}):

@@ -104,10 +104,9 @@ class Map(NamedTuple):
             if count := number["patches_removed"]:
                 lines[f"without its {count} largest patches"] = percent(number["without_largest"])
                 lines[f"without {count} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
-                is_weak = number["probability"] - number["without_largest"] < 0.01
-                lines["check"] = f"below {number['random_above']} of {RANDOM} random choices" + (
-                    ", but by less than a point" if is_weak else ""
-                )
+                is_weak = abs(number["probability"] - number["without_largest"]) < 0.01
+                remark = ", but by less than a point" * is_weak
+                lines["check"] = f"below {number['random_above']} of {RANDOM} random choices{remark}"
             else:
                 lines["check"] = "none: too few patches"
         if Scale.of(self.kind, [self.values_YX]).high < FAINT * self.scale.high:
