@@ -4,6 +4,7 @@ B batch, T tokens, D width, M hidden width.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ mlp = Slot("mlp", MLP)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class _Hidden(MLP):
-    """Base of MLPs with one hidden layer.
+    """Base of MLPs with one hidden layer, whose activation is ``act``.
 
     Args:
         ratio: hidden width over ``g.dim``; the hidden width is rounded down.
@@ -42,6 +43,8 @@ class _Hidden(MLP):
         bias: whether the linear layers have biases.
         norm: the norm of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
     """
+
+    act: Callable[[Tensor], Tensor]
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class _Hidden(MLP):
 
     def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         """Return the hidden layer, BTM."""
-        raise NotImplementedError
+        return self.act(self.fc1(x_BTD))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.drop2(self.fc2(self.norm(self.drop1(self._compute_hidden(x_BTD)))))
@@ -97,16 +100,13 @@ class GeluMLP(_Hidden):
         super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
         self.act = SigmoidGELU() if approximate == "sigmoid" else nn.GELU(approximate)
 
-    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
-        return self.act(self.fc1(x_BTD))
-
 
 @mlp.register("relu2")
 class ReLU2(_Hidden):
     """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer)."""
 
-    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
-        return self.fc1(x_BTD).relu().square()
+    def act(self, x_BTM: Tensor) -> Tensor:
+        return x_BTM.relu().square()
 
 
 class _Gated(_Hidden):
@@ -135,18 +135,19 @@ class _Gated(_Hidden):
         self.fc1_g = nn.Linear(dim, hidden, bias=bias)
         self.fc1_x = nn.Linear(dim, hidden, bias=bias)
 
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
+        return self.act(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)
+
 
 @mlp.register("swiglu")
 class SwiGLU(_Gated):
     """A linear layer gated by the SiLU of another.  Reference: arXiv:2002.05202."""
 
-    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.silu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)
+    act = staticmethod(F.silu)
 
 
 @mlp.register("geglu")
 class GEGLU(_Gated):
     """A linear layer gated by the GELU of another.  Reference: arXiv:2002.05202."""
 
-    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
-        return F.gelu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)
+    act = staticmethod(F.gelu)
