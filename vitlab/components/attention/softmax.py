@@ -52,7 +52,7 @@ class SoftmaxAttention(Attention):
     mixes_values = True
     counts_keys = True
 
-    kernel: Kernel | None = None  #: of ``auto`` alone: the kernel of the latest forward pass
+    kernel: Kernel = "explicit"  #: what computes the weighted values; of ``auto``, in the latest forward pass
     maps_per_head: ClassVar[int] = 1  #: attention maps of a head, each of which has an equal share of its channels
 
     def __init__(
@@ -138,7 +138,7 @@ class SoftmaxAttention(Attention):
 
     def _mix_values(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
-        if self._choose_kernel(v_BHTK, bias_HTT) == "explicit":
+        if self.kernel == "explicit":
             return self.attn_drop(_attention_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)) @ v_BHTK
         mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
         if mask is not None and mask.ndim == 3:
@@ -151,10 +151,6 @@ class SoftmaxAttention(Attention):
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
                 return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
-
-    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
-        """Return the kernel for these values and this bias."""
-        return "explicit"
 
 
 class QueryValueBias(nn.Linear):
@@ -192,6 +188,7 @@ class SDPA(SoftmaxAttention):
     """
 
     vmap_safe = False  # most kernels have no batching rule that works: a loop over members
+    kernel = "sdpa"
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -201,9 +198,6 @@ class SDPA(SoftmaxAttention):
                 "a generator that no replay reproduces; use 'explicit' or 'auto', or drop: 0"
             )
         return None
-
-    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
-        return "sdpa"
 
 
 @attention.register("auto")
@@ -217,18 +211,16 @@ class Auto(SoftmaxAttention):
     3. inside ``torch.func.vmap``: SDPA on CUDA in a type of 16 bits without a bias, as only its flash kernel has a
        batching rule that works, and explicit otherwise;
     4. otherwise: SDPA.
-
-    ``kernel`` is the one of the latest forward pass.
     """
 
-    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
+    def _mix_values(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         dropping = self.training and self.attn_drop.p > 0
         # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
         narrow, device = v_BHTK.dtype in (torch.bfloat16, torch.float16), v_BHTK.device.type
         slow = device == "cpu" and narrow
         unbatched = inside_vmap() and not (device == "cuda" and narrow and bias_HTT is None)
         self.kernel = "explicit" if dropping or slow or unbatched else "sdpa"
-        return self.kernel
+        return super()._mix_values(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
 
 
 class _SeparateProjections(SoftmaxAttention):
