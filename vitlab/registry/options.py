@@ -175,14 +175,14 @@ def check_arguments(*, unchecked: Collection[str] = ()) -> Callable[[Callable[P,
     return decorate
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResolvedChoice(Choice):
     """A choice with its component class and complete, validated options."""
 
-    slot: str = field(kw_only=True)
-    component: type[Any] = field(kw_only=True, compare=False)
-    fields: Mapping[str, FieldInfo] = field(kw_only=True, compare=False, repr=False)  #: of its options, by name
-    origin: Origin = field(kw_only=True)
+    slot: str
+    component: type[Any] = field(compare=False)
+    fields: Mapping[str, FieldInfo] = field(compare=False, repr=False)  #: of its options, by name
+    origin: Origin
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own classes of options, which are made from signatures.
