@@ -50,9 +50,9 @@ class WeightFile:
     file: Path
     container: Container
     tensors: NewState
-    wrappers: tuple[str, ...] = ()  #: keys that wrap the tensors, outermost first
-    other_keys: tuple[str, ...] = ()  #: keys beside the tensors, which are not read
-    header: Mapping[str, str] = field(default_factory=dict)  #: of a safetensors file
+    wrappers: tuple[str, ...]  #: keys that wrap the tensors, outermost first
+    other_keys: tuple[str, ...]  #: keys beside the tensors, which are not read
+    header: Mapping[str, str]  #: of a safetensors file
     config: Json = field(default_factory=dict)  #: of the hub's ``config.json`` beside it
     preprocessor: Json = field(default_factory=dict)  #: of its ``preprocessor_config.json``
 
