@@ -66,9 +66,21 @@ class Loss(ABC):
 loss = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built
 
 
+class MeanOfDecisions(Loss):
+    """A loss that is the mean of the terms of all labelled decisions of the prediction."""
+
+    @abstractmethod
+    def term(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
+        """Return the term of each decision, (M,)."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits_MK, target_M = flat(logits_by_head[""], target)
+        return Value(mean_labelled(self.term(logits_MK, target_M), target_M), {})
+
+
 @loss.register("cross_entropy")
 @dataclass(kw_only=True)
-class CrossEntropy(Loss):
+class CrossEntropy(MeanOfDecisions):
     """Negative log-likelihood of the class, under the softmax of the prediction.
 
     Label smoothing mixes the target with the uniform distribution over all classes.  Reference: arXiv:1512.00567.
@@ -91,12 +103,11 @@ class CrossEntropy(Loss):
     class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     reads: Literal["logits", "probabilities"] = "logits"
 
-    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
-        logits_MK, target_M = flat(logits_by_head[""], target)
+    def term(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
         weight_K = None if self.class_weights is None else logits_MK.new_tensor(self.class_weights)
-        nll_M = F.cross_entropy(
+        return F.cross_entropy(
             logits_MK,
             target_M,
             weight_K,
@@ -104,7 +115,6 @@ class CrossEntropy(Loss):
             ignore_index=IGNORED,
             reduction="none",
         )
-        return Value(mean_labelled(nll_M, target_M), {})
 
     def set_class_counts(self, count_K: Tensor) -> None:
         if self.class_weights != "balanced":
@@ -119,7 +129,7 @@ class CrossEntropy(Loss):
 
 @loss.register("bce")
 @dataclass(kw_only=True)
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(MeanOfDecisions):
     """One binary decision per class, averaged over classes.  Reference: arXiv:2204.07118 (DeiT III), arXiv:2110.00476.
 
     Label smoothing gives the class ``1 - s + s / K`` and every other ``s / K``.
@@ -139,17 +149,16 @@ class BinaryCrossEntropy(Loss):
     class_weights: tuple[NonNegativeFloat, ...] | None = None
     threshold: Probability | None = None
 
-    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
-        logits_MK, target_M = flat(logits_by_head[""], target)
+    def term(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         share_MK = smoothed_targets(target_M, logits_MK, self.label_smoothing, self.threshold)
         weight_K = None if self.class_weights is None else logits_MK.new_tensor(self.class_weights)
         loss_MK = F.binary_cross_entropy_with_logits(logits_MK, share_MK, pos_weight=weight_K, reduction="none")
-        return Value(mean_labelled(loss_MK.mean(1), target_M), {})
+        return loss_MK.mean(1)
 
 
 @loss.register("focal")
 @dataclass(kw_only=True)
-class Focal(Loss):
+class Focal(MeanOfDecisions):
     """Cross-entropy that gives less weight to well-classified images.  Reference: arXiv:1708.02002.
 
     The loss is the sum over classes of ``-q (1 - p) ** gamma ln p``, with the probability ``p`` under the softmax and
@@ -163,13 +172,12 @@ class Focal(Loss):
     gamma: NonNegativeFloat = 2.0
     label_smoothing: Probability = 0.0
 
-    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
-        logits_MK, target_M = flat(logits_by_head[""], target)
+    def term(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         share_MK = smoothed_targets(target_M, logits_MK, self.label_smoothing)
         log_MK = logits_MK.log_softmax(1)
         # A power below 1 has no finite gradient at 0.
         rest_MK = (-log_MK.expm1()).clamp(min=torch.finfo(log_MK.dtype).tiny)
-        return Value(mean_labelled(-(share_MK * rest_MK**self.gamma * log_MK).sum(1), target_M), {})
+        return -(share_MK * rest_MK**self.gamma * log_MK).sum(1)
 
 
 def smoothed_targets(target_M: Tensor, logits_MK: Tensor, smoothing: float, threshold: float | None = None) -> Tensor:
