@@ -316,9 +316,14 @@ def format_count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def one_line(text: object) -> str:
+    """Return a text, or the message of an error, on one line."""
+    return " ".join(str(text).split())
+
+
 def first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error's message on one line, or the error's type if it has no message."""
-    return " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
+    return one_line(error).partition(". ")[0].rstrip(".") or type(error).__name__
 
 
 def list_some(names: Iterable[str], most: int = 5, separator: str = ", ") -> str:

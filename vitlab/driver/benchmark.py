@@ -23,7 +23,7 @@ import torch
 
 from vitlab.driver.session import Session, iterate_with_time_left
 from vitlab.engines.base import Engine, train
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import TrialFailed, UserError, one_line
 from vitlab.identity.trial import Trial
 from vitlab.planning.engine_choice import MAX_TOGETHER
 from vitlab.planning.values import EngineBenchmark, Plan, Planned
@@ -221,7 +221,7 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
                 engine = engine_type([make_training(number, name) for number in range(together)])
                 engine.train_step()
             except Exception as error:  # components that do not support an engine may raise anything
-                reasons[name] = " ".join(str(error).split())[:200]
+                reasons[name] = one_line(error)[:200]
                 continue
             steps[name], images[name] = engine.train_step, alone.images_per_batch * together
         speeds: dict[str, list[float]] = {name: [] for name in steps}

@@ -45,7 +45,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, one_line
 from vitlab.executors.base import JobEnd, PollingExecutor, executor, format_error
 from vitlab.executors.local import Local
 from vitlab.runner.job import NODE_VARIABLE, Job
@@ -410,7 +410,7 @@ def _run_command(*command: str, input: str = "") -> str:
     try:
         return subprocess.run(command, input=input, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        because = " ".join((getattr(error, "stderr", None) or str(error)).split())
+        because = one_line(getattr(error, "stderr", None) or error)
         raise UserError(f"Slurm does not answer {command[0]} ({because}); run again when it does") from error
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import Fault, Path, SpecError, VitlabError, nearest
+from vitlab.errors import Fault, Path, SpecError, VitlabError, nearest, one_line
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import hash_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
@@ -131,7 +131,7 @@ class Matcher:
             try:
                 self._costs[cache_key] = self._count(trial.spec.model.plain(), trial.info)
             except (VitlabError, NotImplementedError, RuntimeError) as error:
-                raise Unmatched(f"its model cannot be counted: {' '.join(str(error).split())}") from error
+                raise Unmatched(f"its model cannot be counted: {one_line(error)}") from error
         counts = self._costs[cache_key]
         if self.match.quantity != "train_macs":
             return getattr(counts, self.match.quantity), ""

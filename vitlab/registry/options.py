@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from vitlab.errors import BrokenComponent, UserError, closest
+from vitlab.errors import BrokenComponent, UserError, closest, one_line
 from vitlab.registry.plugins import place_of_class
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
@@ -60,7 +60,7 @@ def parse_docstring_args(text: str) -> dict[str, str]:
     _, _, section = text.partition("Args:\n")
     section = re.split(r"\n(?=\S)", section)[0]
     entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", section)
-    return {name: " ".join(meaning.split()) for name, meaning in entries}
+    return {name: one_line(meaning) for name, meaning in entries}
 
 
 @cache

@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from vitlab._version import __version__
-from vitlab.errors import VitlabError, nearest
+from vitlab.errors import VitlabError, nearest, one_line
 from vitlab.imports import INSTALLED
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 from vitlab.store.files import display_path
@@ -150,7 +150,7 @@ def sentence_with_place(error: BaseException) -> str:
 
     What to do about it follows, if that is known.
     """
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if isinstance(error, VitlabError):
         return text
     advice = _advice_on_error_message(text)

@@ -24,7 +24,7 @@ from urllib.request import url2pathname
 
 from filelock import FileLock
 
-from vitlab.errors import Interrupted, TrialFailed, UserError, VitlabError
+from vitlab.errors import Interrupted, TrialFailed, UserError, VitlabError, one_line
 from vitlab.planning.study_folder import GIT, git_output
 
 IMPORT_CHECK = """
@@ -195,5 +195,5 @@ def _run_git(*words: str) -> str:
     """Return the output of a git command, without hooks; raise its message as a UserError."""
     process = subprocess.run([*GIT, *words], capture_output=True, text=True, check=False, env=_subprocess_environment())
     if process.returncode:
-        raise UserError(f"'git {shlex.join(words[:2])}' fails: {' '.join(process.stderr.split())}")
+        raise UserError(f"'git {shlex.join(words[:2])}' fails: {one_line(process.stderr)}")
     return process.stdout

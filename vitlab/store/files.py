@@ -21,7 +21,7 @@ from typing import Any, TypeVar, overload
 
 from pydantic_core import from_json
 
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, one_line
 from vitlab.imports import Stamp, file_stamp
 
 log = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ def _describe_damage(path: Path, error: Exception) -> str:
     if callable(errors):  # pydantic's
         first = errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(error)[:200] or type(error).__name__
 
 
 def display_path(path: Path) -> str:

@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitlab.errors import UserError, list_some, public
+from vitlab.errors import UserError, list_some, one_line, public
 from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
@@ -146,7 +146,7 @@ class Tracker(ABC):
 
     def warn(self, error: Exception) -> None:
         """Log that deliveries are missing, each reason once."""
-        reason = public(" ".join(str(error).split()))[:300] or type(error).__name__
+        reason = public(one_line(error))[:300] or type(error).__name__
         if f"{self.title}: {reason}" not in self.warned:
             log.warning(
                 "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",

@@ -37,7 +37,7 @@ from vitlab.data.datasets.pictures import (
     picture_suffixes,
     quote_names,
 )
-from vitlab.errors import DataError, first_sentence, format_count, nearest
+from vitlab.errors import DataError, first_sentence, format_count, nearest, one_line
 from vitlab.registry import Unhashed
 
 WORDS = {
@@ -252,7 +252,7 @@ class ImageTable(PictureSet):
             return Rows(table.select(columns), _make_picture_reader(path, pictures), places)
         except (pa.ArrowException, tarfile.TarError, OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"image_table: {path} cannot be read: {' '.join(str(error).split())}; correct the options or the file"
+                f"image_table: {path} cannot be read: {one_line(error)}; correct the options or the file"
             ) from None
 
     def _encode_classes(
