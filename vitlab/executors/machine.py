@@ -139,7 +139,7 @@ class Placement:
         available = [gpu for gpu in ready if round(self.used_share(gpu) + share, 6) <= 1]
         if len(available) < count:
             return None
-        selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[:count]
+        selected = sorted(available, key=self.used_share)[:count]
         self._tenants[name] = _Tenant(tuple(selected), share)
         return ",".join(selected)
 
