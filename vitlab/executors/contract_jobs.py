@@ -3,12 +3,11 @@
 It imports no torch unless a trial is trained.  See :mod:`vitlab.testing.executors`.
 """
 
-import os
 import time
 from typing import Any
 
 from vitlab.runner.job import Job, Stop, TrialEnd
-from vitlab.store.locks import unique_process_name
+from vitlab.store.locks import own_unique_process_name
 from vitlab.store.result import Ending
 
 MARK = "contract test: process "  #: beginning of the line that a job prints, before the name of its process
@@ -24,7 +23,7 @@ def execute(job: Job, stop: Stop) -> Any:
     ``raise`` raises an exception; ``kill`` waits to be killed, without a training; ``stop`` trains some steps and waits
     to be stopped; ``train`` trains to the end.
     """
-    print(f"{MARK}{unique_process_name(os.getpid())}", flush=True)
+    print(f"{MARK}{own_unique_process_name()}", flush=True)
     if job.name == "raise":
         raise RuntimeError(FAILURE)
     if job.name == "kill":

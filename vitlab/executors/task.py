@@ -30,7 +30,7 @@ from vitlab.executors.base import Stage, thread_variables
 from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.store.files import open_nofollow, write_bytes
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import unique_process_name
+from vitlab.store.locks import own_unique_process_name
 from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which a worker checks for changed files
@@ -109,7 +109,7 @@ def run_ray_task(
         address = node[1] or f"{ray.util.get_node_ip_address()}:{_find_free_port()}"
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
         os.environ[NODE_VARIABLE] = str(node[0])
-    yield Started(host, unique_process_name(os.getpid()), ray.get_runtime_context().get_node_id(), address)
+    yield Started(host, own_unique_process_name(), ray.get_runtime_context().get_node_id(), address)
     stop = threading.Event()
     stop_signal.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
