@@ -5,7 +5,7 @@ Components do not see ``patch_size``, which only the model has; they see the gri
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from vitlab.errors import GeometryError
 
@@ -14,6 +14,8 @@ Pair = tuple[int, int]
 
 Task = Literal["classification", "segmentation", "multilabel"]
 """Classification has a label for each image, segmentation one for each pixel, multilabel any number for each image."""
+
+TASKS: tuple[Task, ...] = get_args(Task)
 
 LARGEST_LISTED = 4096  #: largest divisor that error messages list, as a limit on the search
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from vitlab.errors import Fault, OptionError, Path, closest, nearest
-from vitlab.geometry import DataInfo, Task
+from vitlab.geometry import TASKS, DataInfo, Task
 from vitlab.planning.resolve import ResolvedTrial
 from vitlab.planning.values import MetricFacts, declared_metric, why_no_block_average
 from vitlab.registry import import_slot, slot
@@ -18,8 +18,6 @@ from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 
 Metrics = Mapping[str, Any]
 """Name in results, without the split, to the metric: a component of the slot, or a class like one."""
-
-TASKS: tuple[Task, ...] = get_args(Task)
 
 
 def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import Tensor
 from vitlab.components.base import Probability
 from vitlab.data.pixels import IGNORED
 from vitlab.errors import DataError
-from vitlab.geometry import Task
+from vitlab.geometry import TASKS, Task
 from vitlab.registry import Slot
 
 
@@ -143,7 +143,7 @@ class BinaryCrossEntropy(MeanOfDecisions):
             papers' code.  Without one, the target of a decision is the share.
     """
 
-    tasks = get_args(Task)
+    tasks = TASKS
 
     label_smoothing: Probability = 0.0
     class_weights: tuple[NonNegativeFloat, ...] | None = None

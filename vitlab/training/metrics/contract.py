@@ -10,7 +10,7 @@ segmentation.  Classes stand on axis 1 of logits, (B, K) or (B, K, rows, columns
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,14 +18,12 @@ from torch import Tensor
 
 from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
-from vitlab.geometry import DataInfo, Task
+from vitlab.geometry import TASKS, DataInfo, Task
 from vitlab.registry import Slot
 from vitlab.spec.choice import UNITS, Goal, Unit
 from vitlab.spec.tree import type_adapter
 from vitlab.store.result import Number
 from vitlab.training.losses import flat
-
-TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class Metric(ABC):

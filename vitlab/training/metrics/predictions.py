@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vitlab.components.base import Count, Options
 from vitlab.data.pixels import IGNORED
-from vitlab.geometry import DataInfo, Task
+from vitlab.geometry import TASKS, DataInfo, Task
 from vitlab.spec.choice import TwoOrMore
 from vitlab.training.losses import flat
-from vitlab.training.metrics.contract import TASKS, GuessedByClass, Metric, OfDecisions, mean, metric
+from vitlab.training.metrics.contract import GuessedByClass, Metric, OfDecisions, mean, metric
 
 
 @metric.register("loss")

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from vitlab.data.batches import Batch, Feed
-from vitlab.geometry import DataInfo
+from vitlab.geometry import TASKS, DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import ResolvedChoice, Slot
 from vitlab.spec import TrainSpec
 from vitlab.training.losses import Value
-from vitlab.training.metrics.contract import TASKS, Metric
+from vitlab.training.metrics.contract import Metric
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
