@@ -288,11 +288,10 @@ def boschloo_p(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
 
 @dataclass(frozen=True)
 class MeanSquares:
-    """Mean squares of a table of seeds by images, without the one between seeds, and its size."""
+    """Mean squares of a table of seeds by images, without the one between seeds."""
 
     images: float
     rest: float
-    shape: tuple[int, int]  #: number of seeds and of images
 
     @classmethod
     def from_table(cls, values_SI: Floats) -> MeanSquares:
@@ -302,7 +301,7 @@ class MeanSquares:
         by_seed = float(((mean_S - mean) ** 2).sum()) * i
         by_image = float(((mean_I - mean) ** 2).sum()) * s
         rest = float(((values_SI - mean) ** 2).sum()) - by_seed - by_image
-        return cls(by_image / (i - 1), max(0.0, rest) / ((s - 1) * (i - 1)), (s, i))
+        return cls(by_image / (i - 1), max(0.0, rest) / ((s - 1) * (i - 1)))
 
 
 def sd_interval(sd: float, df: float, alpha: float = 0.05) -> tuple[float, float]:
@@ -320,8 +319,7 @@ def split_sd(values_SI: Floats) -> float:
 
     Reference: Jordan (2023), arXiv:2304.01910, section 4.
     """
-    squares = MeanSquares.from_table(values_SI)
-    return math.sqrt(squares.rest / squares.shape[1])
+    return math.sqrt(MeanSquares.from_table(values_SI).rest / values_SI.shape[1])
 
 
 def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha: float) -> tuple[float, float]:
@@ -340,7 +338,7 @@ def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha:
     Reference: Searle, Casella and McCulloch (1992), Variance Components, section 4.5.
     """
     squares = MeanSquares.from_table(differences_SI)
-    s, i = squares.shape
+    s, i = differences_SI.shape
     added = squares.images - squares.rest
     variance, terms = se**2, [(se**2, df)]
     if added > 0:
