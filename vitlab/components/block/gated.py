@@ -33,7 +33,6 @@ class ResidualGate(nn.Module):
     def __init__(self, dim: int, gate: Gate, start: float) -> None:
         super().__init__()
         self.gate = gate
-        self.dim = dim
         # Of gru: reset, update and candidate, below each other.
         self.from_x = nn.Linear(dim, 3 * dim if gate == "gru" else dim, bias=False)
         self.from_y = nn.Linear(dim, 3 * dim, bias=False) if gate == "gru" else None
