@@ -90,8 +90,9 @@ def read_source_as_imported(module: str) -> ModuleSource:
     gets a digest that equals no other.
     """
     last, file = last_imports.get(module), file_of(module)
-    is_imported = module in sys.modules and last is not None and module not in plugins.files
-    if not is_imported or last is None or file is None or last.stamp == file_stamp(file):
+    if module not in sys.modules or module in plugins.files or last is None or file is None:
+        return read_current_source(module)
+    if last.stamp == file_stamp(file):
         return read_current_source(module)
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
