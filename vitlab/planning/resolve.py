@@ -318,9 +318,11 @@ class Resolver:
             return
         objective = draft.parts.get(OBJECTIVE)
         if objective is not None and objective.component.needs_end:
-            name = objective.type.rpartition(":")[2]
-            sentence = f"objective '{name}' follows the planned length, whose end such a training does not reach"
-            draft.add_faults((place, f"stop_early: {sentence}; remove stop_early"))
+            sentence = (
+                f"stop_early: objective '{objective.bare_name}' follows the planned length, whose end such a training "
+                "does not reach; remove stop_early"
+            )
+            draft.add_faults((place, sentence))
         if draft.info is None or draft.objective is None:
             return
         standard = draft.objective.standard_metrics(draft.info)
@@ -431,7 +433,7 @@ class Resolver:
             spec,
             draft.plain,
             draft.identity,
-            origins=tuple(sorted({f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in parts})),
+            origins=tuple(sorted({f"{part.slot}:{part.bare_name} {part.origin}" for part in parts})),
             modules=used_optional_modules(spec) | self._surroundings.files | component_modules(choices),
             info=draft.info,
             model=draft.parts["model",],

@@ -125,6 +125,11 @@ class Choice:
         text = "nothing; where nothing is meant, write none" if value is None else repr(value)
         raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {text}")
 
+    @property
+    def bare_name(self) -> str:
+        """The name of the component without its source: ``vit`` of ``vitlab:vit``."""
+        return self.type.rpartition(":")[2]
+
     def plain(self) -> NewTree:
         """Return the long form in plain JSON values."""
         return {"type": self.type, **{name: plain_values(option) for name, option in self.options.items()}}

@@ -49,7 +49,7 @@ def _check_section_renders(choice: ResolvedChoice, plan: Plan, store: Store, sta
     from vitlab.report import collect_report
     from vitlab.report.report import Report
 
-    name, part = choice.type.rpartition(":")[2], slot("section").build(choice)
+    name, part = choice.bare_name, slot("section").build(choice)
     with prefix_failures(f"is part of a report {state}"):
         report = collect_report(plan, store)
         again = Report.from_json(json.loads(json.dumps(report.to_json())))

@@ -321,7 +321,7 @@ def check_metric(choice: ResolvedChoice) -> None:
     """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
     low, high = cls.bounds
-    name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
+    name = slot("metric").build(choice).name or choice.bare_name
     assert re.fullmatch(r"\w+", name), f"is called '{name}' in results; a name is letters, digits and _"
     for task in cls.tasks:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)

@@ -317,7 +317,7 @@ def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, 
     if issubclass(choice.component, Together):
         yield path, component_label(choice.plain())
         for part in encodings_of_choice(choice):
-            yield from iter_options(part, f"{path}.{part.type.rpartition(':')[2]}")
+            yield from iter_options(part, f"{path}.{part.bare_name}")
         return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.removeprefix(f"{BUILT_IN}:")
     for name, value in choice.options.items():

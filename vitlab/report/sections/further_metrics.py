@@ -91,7 +91,7 @@ class Heads(FurtherMetrics):
         """
         split, _, judged = findings.plan.analysis.metric.partition("/")
         named = {
-            choice.type.rpartition(":")[2].replace("top_k", f"top{choice.options.get('k')}")
+            choice.bare_name.replace("top_k", f"top{choice.options.get('k')}")
             for planned in findings.plan.trials
             for choice in planned.trial.spec.train.metrics
         }

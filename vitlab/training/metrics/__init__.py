@@ -95,4 +95,4 @@ def _standard_choices(data: DataInfo) -> list[ResolvedChoice]:
 
 
 def _metric_name(choice: ResolvedChoice) -> str:
-    return metric.build(choice).name or choice.type.rpartition(":")[2]
+    return metric.build(choice).name or choice.bare_name
