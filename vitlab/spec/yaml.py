@@ -127,8 +127,28 @@ def read_document(file: FilePath | str) -> Document:
     Raises:
         SpecError: if it does not exist, is not a file, is too large, is not YAML, or repeats a key.
     """
-    name = str(file)
-    return parse_document(_read_text(FilePath(file), name), name)
+    path, name = FilePath(file), str(file)
+    refuse = partial(_error_at, name, ())
+    try:
+        if path.exists() and not path.is_file():
+            raise refuse("is not a regular file")
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        # Equal folders and suffixes would make any two names similar.
+        beside = {each.stem: each for each in path.parent.glob("*.y*ml")}
+        close = closest(path.stem, beside)
+        near = f" Did you mean '{beside[close]}'?" if close is not None else ""
+        raise refuse(f"no such file.{near}".removesuffix(".")) from None
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].split(b"\n")
+        byte = error.object[error.start]
+        message = f"byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8"
+        raise refuse(message, len(before), len(before[-1].decode()) + 1) from None
+    except OSError as error:
+        raise refuse(f"cannot be read: {error.strerror}") from None
+    return parse_document(text, name)
 
 
 def parse_document(text: str, name: str) -> Document:
@@ -196,29 +216,6 @@ def read_value(text: str) -> Any:
 
 def _error_at(name: str, lines: tuple[str, ...], message: str, line: int = 0, column: int = 0) -> SpecError:
     return SpecError([Problem(name, line, column, message, _line(lines, line))])
-
-
-def _read_text(file: FilePath, name: str) -> str:
-    refuse = partial(_error_at, name, ())
-    try:
-        if file.exists() and not file.is_file():
-            raise refuse("is not a regular file")
-        if (size := file.stat().st_size) > LARGEST_FILE:
-            raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        # Equal folders and suffixes would make any two names similar.
-        beside = {each.stem: each for each in file.parent.glob("*.y*ml")}
-        close = closest(file.stem, beside)
-        near = f" Did you mean '{beside[close]}'?" if close is not None else ""
-        raise refuse(f"no such file.{near}".removesuffix(".")) from None
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start].split(b"\n")
-        byte = error.object[error.start]
-        message = f"byte 0x{byte:02x} is not UTF-8 text; save the file as UTF-8"
-        raise refuse(message, len(before), len(before[-1].decode()) + 1) from None
-    except OSError as error:
-        raise refuse(f"cannot be read: {error.strerror}") from None
 
 
 class _Reader:
