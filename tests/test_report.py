@@ -1319,6 +1319,10 @@ def test_folded_sentence_has_only_arms_with_an_interval_from_one_baseline(tmp_pa
     arms = {"baseline": BASE, "a": NEAR, "b": wide, "c": [0.9]}
     (folded,), (own,) = folded_and_others(*study(tmp_path / "seeds", arms))
     assert folded.startswith("cannot tell: a; b. ") and own.startswith("cannot tell: c is 7.2 points below baseline")
+    made = report.collect_report(*study(tmp_path / "added", arms))
+    later = dataclasses.replace(made, answers=[], arms=[{**row, "exploratory": "added"} for row in made.arms])
+    own, folded = later.main_answers
+    assert folded.startswith("cannot tell: exploratory: a; b. ") and own.startswith("cannot tell: exploratory: c is ")
     alike = {"up": [value + 0.1 for value in (0.5, 0.6, 0.7)], "down": [value - 0.1 for value in (0.5, 0.6, 0.7)]}
     folded, own = folded_and_others(*study(tmp_path / "alike", {"baseline": [0.5, 0.6, 0.7], **alike}))
     assert not folded and len(own) == 2 and all("which gives no interval" in answer for answer in own)

@@ -342,8 +342,17 @@ def test_answer_says_how_large_an_interaction_that_is_not_shown_may_be(tmp_path:
     made = report.collect_report(plan, store)
     added = [{**arm, "exploratory": "added" if arm["arm"] == "11" else None} for arm in made.arms]
     assert not any("exploratory" in line for line in made.answers)
-    hedged = replace(made, arms=added, answers=[]).all_answers
-    assert [answer.sentence.startswith("exploratory: ") for answer in hedged][:3] == [True] * 3
+    hedged = replace(made, arms=added, answers=[])
+    assert [answer.sentence.startswith("exploratory: ") for answer in hedged.all_answers][:3] == [True] * 3
+    for name in ("main_effects", "interactions"):
+        plain, table = made.table(name), hedged.table(name)
+        assert plain and table and "exploratory" not in plain.caption and "are exploratory" in table.caption
+    floor = replace(made, arms=[{**arm, "at_chance": 0.1 if arm["arm"] == "01" else None} for arm in made.arms])
+    warning = "these numbers include arms that are not shown to be better than chance: 01."
+    assert [warning in answer.sentence for answer in replace(floor, answers=[]).all_answers].index(True) == 3
+    assert not any(warning in answer for answer in made.answers)
+    for form in ("terminal", "md", "html", "latex"):
+        assert warning in " ".join(str(floor.render(form)).split()), form
     wider = report.collect_report(*study(tmp_path / "wider", grid_arms({"model.a": [0, 1], "model.b": [0, 1, 2]})))
     said = re.search(
         r"\. no interaction is shown; an effect may still differ by (\S+) to (\S+) ", ". ".join(wider.answers)

@@ -25,6 +25,8 @@ MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 MAX_LISTED = 12  #: notes of one kind that are listed one by one
 LONGEST_LIST = 100  #: characters of the names of more than three arms that a sentence lists
+HEDGES = {"preliminary": "awaited", "exploratory": "exploratory"}
+"""What a sentence says of a comparison to the column of its row that says why."""
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 _SPACE_WITHIN = re.compile(
     rf"(?<=\d) (?=(?:%|m?s|min|h|[kMGT](?:i?B)?)(?!\w))|(?<=\b[pn]) (?=[=<] )|(?<=\b[pn] [=<]) "
@@ -215,10 +217,16 @@ def half_width(low: float | None, high: float | None) -> float | None:
     return (high - low) / 2
 
 
-def warn_of_collapsed_seeds(rows: Sequence[Row]) -> str:
-    """Return a warning that numbers over the seeds of these arms include collapsed ones; empty if there are none."""
+def warn_of_poor_trainings(rows: Sequence[Row]) -> str:
+    """Return warnings that numbers over these arms include collapsed seeds, or arms that may not have learned."""
     seeds = [f"{row['arm']} ({row['collapsed']} of {row['n']})" for row in rows if row["collapsed"]]
-    return f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}." if seeds else ""
+    arms = [row["arm"] for row in rows if row.get("at_chance") is not None]
+    warnings = [f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}."] * bool(seeds)
+    warnings += [
+        f"Warning: these numbers include arms that are not shown to be better than chance: {list_or_count(arms)}. A "
+        "difference may say only that these did not learn."
+    ] * bool(arms)
+    return " ".join(warnings)
 
 
 def table_and_sentence_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
@@ -295,11 +303,20 @@ def format_seeds(seeds: Iterable[int], prefix: str = "") -> str:
 
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
-    sentence = _comparison_sentence(row, seeds, analysis, scale, decimals)
-    if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
-        return f"{row['verdict']}: {sentence}"
-    hedges = ["preliminary"] * bool(row["awaited"]) + ["exploratory"] * bool(row["exploratory"])
-    return f"{' and '.join(hedges)}: {sentence}" if hedges else sentence
+    return _verdict_and_hedges(row) + _comparison_sentence(row, seeds, analysis, scale, decimals)
+
+
+def list_hedges(rows: Sequence[Row]) -> str:
+    """Return what holds for any of some comparisons, as in ``preliminary and exploratory``; empty if nothing does."""
+    return " and ".join(hedge for hedge, column in HEDGES.items() if any(row[column] for row in rows))
+
+
+def _verdict_and_hedges(row: Row) -> str:
+    """Return what comes before the sentence of a comparison, as in ``cannot tell: exploratory: ``."""
+    if row["verdict"] == Verdict.REFUSED:
+        return f"{Verdict.REFUSED}: "
+    hedges = list_hedges([row])
+    return f"{Verdict.CANNOT_TELL}: " * (row["verdict"] == Verdict.CANNOT_TELL) + f"{hedges}: " * bool(hedges)
 
 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -438,17 +455,16 @@ def merge_unclear_answers(
     groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
-            groups[row["baseline"], row["family"], row.get("at_chance")].append(row)
+            groups[row["baseline"], row["family"], row.get("at_chance"), _verdict_and_hedges(row)].append(row)
     hidden, folded = list[Row | None](), list[Answer]()
     _, decimals = table_and_sentence_decimals(rows, scale)
-    for (baseline, family, _), unclear in groups.items():
+    for (baseline, family, _, start), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]
             low = scale.end(min(row["difference_low"] for row in unclear), decimals)
             high = scale.end(max(row["difference_high"] for row in unclear), decimals)
             sentence = (
-                f"{Verdict.CANNOT_TELL}: "
-                f"{list_or_count(arms)}. "
+                f"{start}{list_or_count(arms)}. "
                 f"The {interval_name(family, analysis)}s of their "
                 f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}"
             )

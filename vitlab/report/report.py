@@ -93,11 +93,12 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        grid = factor_answers(self.sections, self.arms, self.analysis, self.scale)
-        if grid and (warning := phrasing.warn_of_collapsed_seeds(self.arms)):
-            grid.append(Answer(warning))
         blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.scale)
-        answers = [*grid, *(blocks or phrasing.answer_per_arm(self.arms, self.analysis, self.scale))]
+        answers = [*factor_answers(self.sections, self.arms, self.analysis, self.scale), *blocks]
+        if answers and (warning := phrasing.warn_of_poor_trainings(self.arms)):
+            answers.append(Answer(warning))
+        if not blocks:
+            answers += phrasing.answer_per_arm(self.arms, self.analysis, self.scale)
         return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added
 
     @property
@@ -125,9 +126,9 @@ class Report:
         """Return the table of a section; None if it has none, or found nothing."""
         part, rows = all_sections()[name], self.sections.get(name, ())
         table = part.table(rows, self) if rows or not part.row else None
-        if table is None or not part.of_seeds or not any(row["collapsed"] for row in self.arms):
+        warning = phrasing.warn_of_poor_trainings(self.arms)
+        if table is None or not part.of_seeds or not warning:
             return table
-        warning = "Warning: these numbers include collapsed seeds."
         return replace(table, caption=f"{table.caption} {warning}", caveat=f"{table.caveat} {warning}".strip())
 
     def to_json(self) -> dict[str, Any]:

@@ -79,8 +79,6 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
                 text = scale.end(value, decimals[name]) if name in decimals else f"{value:.4g}"
                 points[name] = float(text.replace(phrasing.MINUS, "-"))
         sentence = compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_arms)
-        if "exploratory" in verdict and "exploratory" not in sentence:
-            sentence = f"exploratory: {sentence}"
         tags = {
             "arm": arm.name,
             "verdict": verdict,

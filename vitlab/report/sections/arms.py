@@ -248,7 +248,7 @@ def paper_table(report: Report) -> Table:
     sentences = (
         report.question,
         caption + _describe_tuned_values(report) + describe_shared_name_parts(labels),
-        phrasing.warn_of_collapsed_seeds(rows),
+        phrasing.warn_of_poor_trainings(rows),
     )
     return Table(table, " ".join(filter(None, sentences)))
 

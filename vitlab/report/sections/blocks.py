@@ -18,6 +18,7 @@ from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import NARROW, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
+    HEDGES,
     Answer,
     Columns,
     Row,
@@ -36,9 +37,6 @@ from vitlab.statistics.replicates import NAN
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
-
-HEDGES = {"preliminary": "awaited", "exploratory": "exploratory"}
-"""What an answer begins with, where a column of a comparison says so."""
 
 
 @dataclass(frozen=True)

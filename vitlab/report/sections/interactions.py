@@ -23,6 +23,7 @@ from vitlab.report.phrasing import (
     describe_baseline,
     difference_columns,
     interval_name,
+    list_hedges,
     table_and_sentence_decimals,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
 
 MAX_LEVELS = 4  #: of both factors of a crossed table; a larger one wraps in a terminal of 80 columns
-CAVEAT = "P values and intervals are corrected for the interactions alone, a family beside the comparisons of arms."
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,21 @@ class Interactions(Section[Interaction]):
             column("n", lambda row: str(row.pairs), rank=2),
             *difference_columns(rows, report.analysis, report.scale, "interaction"),
         ]
-        return Table(
+        return effects_table(
             columns,
             f"Difference that two changes from {'; '.join(dict.fromkeys(row.against for row in rows))} make together, "
-            "minus the sum of their single differences, at the n seeds that all four arms have. "
-            f"{CAVEAT}",
-            CAVEAT,
+            "minus the sum of their single differences, at the n seeds that all four arms have.",
+            "interactions",
+            report,
         )
+
+
+def effects_table(columns: Sequence[Column], caption: str, name: str, report: Report) -> Table:
+    """Return a table of main effects or interactions, which are as preliminary and exploratory as the arms."""
+    caveat = f"P values and intervals are corrected for the {name} alone, a family beside the comparisons of arms."
+    if hedges := list_hedges(report.arms):
+        caveat += f" The {name} are {hedges}, because comparisons of arms are."
+    return Table(columns, f"{caption} {caveat}", caveat)
 
 
 def is_shown(row: Interaction, analysis: Analysis) -> bool:

@@ -21,17 +21,16 @@ from vitlab.report.phrasing import (
     difference_columns,
     difference_decimals,
     interval_name,
+    list_hedges,
     truncate_list,
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.report.sections.arms import describe_dots, draw_effects
-from vitlab.report.sections.interactions import Grid, is_shown, judge_averages, shorten_change_paths
+from vitlab.report.sections.interactions import Grid, effects_table, is_shown, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
-
-CAVEAT = "P values and intervals are corrected for the main effects alone, a family beside the comparisons of arms."
 
 
 @dataclass(frozen=True)
@@ -107,21 +106,19 @@ class MainEffects(Section[MainEffect]):
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
             column.text_column("verdict"),
         ]
-        return Table(
+        return effects_table(
             columns,
             f"Each level less the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
-            f"averaged over the settings of the other factors that have both, at the n seeds that all have. {CAVEAT}",
-            CAVEAT,
+            "averaged over the settings of the other factors that have both, at the n seeds that all have.",
+            "main effects",
+            report,
         )
 
 
 def factor_answers(
     sections: Mapping[str, Sequence[Any]], arms: Sequence[Row], analysis: Analysis, scale: Scale
 ) -> list[Answer]:
-    """Return an answer about each factor of a grid, each interaction that is shown, and the others together.
-
-    They are exploratory if a comparison of arms is.
-    """
+    """Return an answer about each factor of a grid, each interaction that is shown, and the others together."""
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
@@ -168,5 +165,5 @@ def factor_answers(
                 f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
             )
         sentences.append(f"{sentence}.")
-    hedge = "exploratory: " * any(row["exploratory"] for row in arms)
-    return [Answer(f"{hedge}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
+    hedges = list_hedges(arms)
+    return [Answer(f"{hedges}{': ' * bool(hedges)}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
