@@ -396,7 +396,7 @@ def test_unit_of_percent_has_differences_in_points(tmp_path):
 @pytest.mark.parametrize("format", ["terminal", "md", "html", "latex", "latex-all"])
 def test_baseline_of_another_name_is_marked_in_every_table(tmp_path: Path, format: str) -> None:
     plan, store = study(tmp_path, {"position=learned": BASE, "position=none": NONE})
-    page = text_of(plan, store, format).replace(r"\allowbreak{}", "")
+    page = text_of(plan, store, format).replace(r"\penalty500{}", "")
     assert "position=learned (baseline)" in page and "position=none (baseline)" not in page
     plan, store = study(tmp_path / "named", {"baseline": BASE, "position=none": NONE})
     assert "(baseline)" not in text_of(plan, store, format)
@@ -1491,7 +1491,7 @@ def test_latex_fits_paper_width(tmp_path):
     assert wrapped is not None
     columns = [345 * float(wrapped[1]), *(max(map(width, cells)) for cells in list(zip(*rows, strict=True))[1:])]
     assert sum(columns) + 2 * 6 * (len(columns) - 1) <= 345
-    assert max(width(word) for row in rows for word in row[0].replace(r"\allowbreak{}", " ").split()) < columns[0]
+    assert max(width(word) for row in rows for word in row[0].replace(r"\penalty500{}", " ").split()) < columns[0]
     head, first, *_ = rows
     assert [cell.strip() for cell in head] == ["arm", r"val accuracy (\%)", "difference (points)", "verdict"]
     mean, sd = 100 * np.mean(GRID["none", "fused"]), 100 * np.std(GRID["none", "fused"], ddof=1)

@@ -6,6 +6,7 @@ Figures are drawn without pyplot, which shares global state.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -30,6 +31,8 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 WIDTH = 7.2  #: inches: a picture as wide as a page
 NARROW = WIDTH / 2  #: as wide as a phone, or a column of a paper
 MAX_LINES = 4  #: most lines of a label; a longer one is cut
+_PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
+"""Part of a word, such as an arm's name, after which it may go on in the next line."""
 
 STYLE = {
     "font.family": "sans-serif",
@@ -119,21 +122,33 @@ def svg_to_element(svg: str, id_prefix: str, alt_text: str) -> str:
 
 
 def stacked_panels_svg(drawing: Drawing, name: str) -> str:
-    """Return two panels of a figure as elements that show parts of its element in a page, for narrow screens.
+    """Return the columns of panels of a figure as elements that show parts of it in a page, for narrow screens.
 
-    The second panel has the labels of the first one on its left.  Empty for any other figure.  The SVG of the figure
-    comes first, since that lays out its panels.
+    Others have the labels of the first column on their left.  Empty for any other figure.  The SVG of the figure comes
+    first, since that lays out its panels.
     """
+    from matplotlib.transforms import Bbox
+
+    def place(axes: Axes) -> float:
+        return float(round(axes.bbox.x0))
+
     figure, points = drawing.figure, 72 / drawing.figure.dpi
-    first, second = figure.axes if len(figure.axes) == 2 else (None, None)
-    # No panel would show a text or a legend of the figure.
-    if not first or not second or first.bbox.x1 > second.bbox.x0 or figure.legends or figure.texts:
+    columns = [[*column] for _, column in itertools.groupby(sorted(figure.axes, key=place), place)]
+    frames = [Bbox.union([axes.bbox for axes in column]) for column in columns]
+    overlap = any(one.x1 > following.x0 for one, following in itertools.pairwise(frames))
+    # No column would show a legend of the figure, or a text that is not left of the panels.
+    if (
+        len(columns) < 2
+        or overlap
+        or figure.legends
+        or any(text.get_window_extent().x1 > frames[0].x0 for text in figure.texts)
+    ):
         return ""
     with apply_style():
-        box = second.get_tightbbox()
-    assert box is not None
+        boxes = [Bbox.union([*filter(None, (axes.get_tightbbox() for axes in column))]) for column in columns]
     width, height = (72 * size for size in figure.get_size_inches())
-    left, start = points * first.bbox.x0 - 1, points * box.x0 - 1
+    left = points * frames[0].x0 - 3  # beside the first number below the panel
+    starts = [0.0, *(points * box.x0 - 1 for box in boxes[1:]), width]
 
     def view(at: float, x0: float, x1: float, y1: float) -> str:
         size = f"{x1 - x0:.1f} {y1:.1f}"
@@ -141,13 +156,13 @@ def stacked_panels_svg(drawing: Drawing, name: str) -> str:
         box = f'x="{at:.1f}" width="{wide}" height="{high}" viewBox="{x0:.1f} 0 {size}"'
         return f'<svg {box}><use href="#{name}-figure"/></svg>'
 
-    labels = view(0.0, 0.0, left, height - points * first.bbox.y0)
-    panels = {start: view(0.0, 0.0, start, height), left + width - start: labels + view(left, start, width, height)}
-    elements = (
-        f'<svg viewBox="0 0 {size:.1f} {height:.1f}" style="max-width: {1.4 * size:.0f}px">{inside}</svg>'
-        for size, inside in panels.items()
-    )
-    return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
+    elements, labels = "", ""
+    for start, end in itertools.pairwise(starts):
+        size = end - start + left * bool(labels)
+        elements += f'<svg viewBox="0 0 {size:.1f} {height:.1f}" style="max-width: {1.4 * size:.0f}px">'
+        elements += f"{labels}{view(size - end + start, start, end, height)}</svg>"
+        labels = view(0.0, 0.0, left, height - points * frames[0].y0)
+    return f'<div class="panels" aria-hidden="true">{elements}</div>'
 
 
 def format_ticks_without_exponents(axes: Axes) -> None:
@@ -232,7 +247,22 @@ def wrapped_labels(names: Sequence[str], width: int) -> dict[str, str]:
 
 def wrap_line(text: str, width: int) -> str:
     """Return a text in lines of at most ``width`` characters; of a long one the first lines."""
-    return textwrap.fill(text, width, max_lines=MAX_LINES, placeholder="...")
+    lines = [piece for line in wrap_words(text, width).splitlines() for piece in textwrap.wrap(line, width)]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [f"{lines[MAX_LINES - 1][: width - 3]}..."]
+    return "\n".join(lines)
+
+
+def wrap_words(text: str, width: int) -> str:
+    """Return a text in lines of at most ``width`` characters; only between its parts is a longer word broken."""
+    lines = []
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        lines.append("")
+        for part in _PART.findall(line) if len(line) > width else [line]:
+            if lines[-1] and len(lines[-1] + part) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(lines)
 
 
 def _number_duplicates(labels: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import line_width, list_some
+from vitlab.report.drawing import wrap_words
 from vitlab.report.page import read_template, render_page
 from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column, keep_together
 from vitlab.report.sections import Table, all_sections
@@ -49,8 +50,6 @@ TEX_WRAP, TEX_WRAPPED = 26, 0.28  #: characters from which on a column wraps, an
 TEX_TITLE = 13  #: characters into which the titles of a wide table are wrapped where cells are not longer
 TEX_WIDEST = 107  #: characters of the widest table; scaled to a line, it has letters of 7 points
 
-_PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
-"""Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
 UNBOUNDED = 10_000  #: characters of a line where there is no terminal
 NARROW = 8  #: characters: no text of a table is wrapped into less
 MAIN, WRAPPED = 4, 20  #: columns of ranks up to the first are left out only if texts were wrapped into less
@@ -200,26 +199,14 @@ def _make_rich_table(columns: Sequence[Column], width: int) -> RichTable:
     for column in columns:
         title, cells = replace_controls(column.title), [*map(replace_controls, column.cells)]
         if width:
-            cells = cells if column.right else [_wrap(cell, width) for cell in cells]
-            title = _wrap(title, max((len(line) for cell in cells for line in cell.splitlines()), default=1))
+            cells = cells if column.right else [wrap_words(cell, width) for cell in cells]
+            title = wrap_words(title, max((len(line) for cell in cells for line in cell.splitlines()), default=1))
         justify = "right" if column.right else "left"
         table.add_column(Text(title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
         wrapped.append(cells)
     for row in zip(*wrapped, strict=True):
         table.add_row(*map(Text, row))
     return table
-
-
-def _wrap(text: str, width: int) -> str:
-    """Return a text in lines; a word that is longer than a line is broken between its parts."""
-    lines = []
-    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
-        lines.append("")
-        for part in _PART.findall(line) if len(line) > width else [line]:
-            if lines[-1] and len(lines[-1] + part) > width:
-                lines.append("")
-            lines[-1] += part
-    return "\n".join(lines)
 
 
 def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
@@ -275,7 +262,7 @@ def _latex_cells(column: Column) -> Iterator[str]:
     for text, is_bold in itertools.zip_longest(column.cells, column.bold):
         cell = escape_latex(text)
         if "p{" in _latex_alignment(column):  # else a long option has no place to break at
-            cell = re.sub(r"(\\_|[=(,])(?=\S)", r"\1\\allowbreak{}", cell)
+            cell = re.sub(r"(\\_|[=(,])(?=\S)", r"\1\\penalty500{}", cell)  # rather at a space
         yield rf"\textbf{{{cell}}}" if is_bold else cell
 
 
@@ -287,7 +274,7 @@ def _split_columns(columns: Sequence[Column]) -> list[list[Column]]:
     """
     if sum(map(_latex_width, columns)) > TEX_WIDEST:
         columns = [
-            replace(column, title=_wrap(keep_together(column.title), max(TEX_TITLE, *map(len, column.cells))))
+            replace(column, title=wrap_words(keep_together(column.title), max(TEX_TITLE, *map(len, column.cells))))
             for column in columns
         ]
     parts, groups = [[columns[0]]], list[list[Column]]()

@@ -493,7 +493,8 @@ def _describe_varied_splits(ratios: set[float]) -> str:
 
 def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     # Pooled, because the spread of a single arm with few seeds is hardly known.
-    usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
+    known = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
+    usable = [row for row in known if not row["collapsed"] and row["at_chance"] is None]  # others scatter otherwise
     df = sum(row["n"] - 1 for row in usable)
     if not any(row["sd"] for row in usable):
         return
@@ -504,8 +505,8 @@ def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     scale = Scale.of(plan.analysis.metric, plan.units)
     decimals = scale.decimals_for_intervals([low, high - low])
     sentence = (
-        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
-        f"{percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."
+        f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation"
+        f"{' without arms at chance or with collapsed seeds' * (len(usable) < len(known))}, {percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."
     )
     if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
         amount = scale.amount(of_split, decimals)

@@ -315,8 +315,8 @@ def _verdict_and_hedges(row: Row) -> str:
     """Return what comes before the sentence of a comparison, as in ``cannot tell: exploratory: ``."""
     if row["verdict"] == Verdict.REFUSED:
         return f"{Verdict.REFUSED}: "
-    hedges = list_hedges([row])
-    return f"{Verdict.CANNOT_TELL}: " * (row["verdict"] == Verdict.CANNOT_TELL) + f"{hedges}: " * bool(hedges)
+    verdict, hedges = f"{Verdict.CANNOT_TELL}: " * (row["verdict"] == Verdict.CANNOT_TELL), list_hedges([row])
+    return f"{verdict}{hedges}{': ' * bool(hedges)}"
 
 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:

@@ -10,7 +10,15 @@ import numpy as np
 
 from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
+from vitlab.report.drawing import (
+    NARROW,
+    WIDTH,
+    Drawing,
+    apply_style,
+    describe_shared_name_parts,
+    empty_figure,
+    wrapped_labels,
+)
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, describe_baseline, percent
 from vitlab.report.sections import Findings, Section, section
@@ -69,7 +77,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
         return None
     baselines = {arm.name: arm.baseline for arm in plan.arms}
     share_panel = len(names) <= MAX_ARMS_PER_PANEL
-    labels = wrapped_labels(names, 60 if share_panel else 26)
+    labels = wrapped_labels(names, 50 if share_panel else 26)
     panels = [names] if share_panel else [[name] for name in names[:MAX_PANELS]]
     across = min(len(panels), 4)
     down = math.ceil(len(panels) / across)
@@ -78,7 +86,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
     room = 0.05 * (late.max() - late.min()) or 0.5
     with apply_style():
-        figure = empty_figure(WIDTH, 0.5 + height * down)
+        figure = empty_figure(NARROW if share_panel else WIDTH, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.remove()
@@ -96,12 +104,14 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
                 )
             if share_panel:
                 lines = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-                axes.legend(handles=[lines[labels[name]] for name in panel])
+                figure.legend(handles=[lines[labels[name]] for name in panel], loc="outside upper left")
             axes.tick_params(labelbottom=True)
             axes.set_ylim(late.min() - room, late.max() + room)
             axes.set_xlim(0, float(done["x"].max()))
+            axes.locator_params(axis="x", integer=True)
             axes.grid(axis="y")
-        figure.supxlabel(unit)
+        for axes in grid[max(0, len(panels) - across) : len(panels)]:  # the lowest of each column
+            axes.set_xlabel(unit)
         figure.supylabel(scale.title)
         counts = done.groupby("arm")["seed"].nunique()
         spreads = []

@@ -13,7 +13,7 @@ import numpy as np
 from vitlab.explaining.colours import SERIES
 from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, format_ticks_without_exponents, wrap_line
+from vitlab.report.drawing import NARROW, Drawing, apply_style, empty_figure, format_ticks_without_exponents, wrap_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
@@ -143,7 +143,7 @@ class ScalingLaws(Section[Scaling]):
     def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing:
         plan, scale = findings.plan, findings.scale
         with apply_style():
-            figure = empty_figure(WIDTH, 3.4)
+            figure = empty_figure(NARROW, 3.4)
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
                 points = _errors_by_size(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
