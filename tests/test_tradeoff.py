@@ -348,7 +348,7 @@ def test_answer_says_how_large_an_interaction_that_is_not_shown_may_be(tmp_path:
         plain, table = made.table(name), hedged.table(name)
         assert plain and table and "exploratory" not in plain.caption and "are exploratory" in table.caption
     floor = replace(made, arms=[{**arm, "at_chance": 0.1 if arm["arm"] == "01" else None} for arm in made.arms])
-    warning = "these numbers include arms that are not shown to be better than chance: 01."
+    warning = "not shown to be better than chance (a difference may say only that they did not learn): 01."
     assert [warning in answer.sentence for answer in replace(floor, answers=[]).all_answers].index(True) == 3
     assert not any(warning in answer for answer in made.answers)
     for form in ("terminal", "md", "html", "latex"):

@@ -135,14 +135,9 @@ def stacked_panels_svg(drawing: Drawing, name: str) -> str:
     figure, points = drawing.figure, 72 / drawing.figure.dpi
     columns = [[*column] for _, column in itertools.groupby(sorted(figure.axes, key=place), place)]
     frames = [Bbox.union([axes.bbox for axes in column]) for column in columns]
-    overlap = any(one.x1 > following.x0 for one, following in itertools.pairwise(frames))
     # No column would show a legend of the figure, or a text that is not left of the panels.
-    if (
-        len(columns) < 2
-        or overlap
-        or figure.legends
-        or any(text.get_window_extent().x1 > frames[0].x0 for text in figure.texts)
-    ):
+    unseen = [*figure.legends, *(text for text in figure.texts if text.get_window_extent().x1 > frames[0].x0)]
+    if len(frames) < 2 or unseen or any(one.x1 > other.x0 for one, other in itertools.pairwise(frames)):
         return ""
     with apply_style():
         boxes = [Bbox.union([*filter(None, (axes.get_tightbbox() for axes in column))]) for column in columns]
@@ -150,18 +145,19 @@ def stacked_panels_svg(drawing: Drawing, name: str) -> str:
     left = points * frames[0].x0 - 3  # beside the first number below the panel
     starts = [0.0, *(points * box.x0 - 1 for box in boxes[1:]), width]
 
-    def view(at: float, x0: float, x1: float, y1: float) -> str:
-        size = f"{x1 - x0:.1f} {y1:.1f}"
-        wide, high = size.split()
-        box = f'x="{at:.1f}" width="{wide}" height="{high}" viewBox="{x0:.1f} 0 {size}"'
-        return f'<svg {box}><use href="#{name}-figure"/></svg>'
+    def element(*views: tuple[float, float, float]) -> str:
+        inside, at = "", 0.0
+        for x0, x1, y1 in views:
+            inside += (
+                f'<svg x="{at:.1f}" width="{x1 - x0:.1f}" height="{y1:.1f}" '
+                f'viewBox="{x0:.1f} 0 {x1 - x0:.1f} {y1:.1f}"><use href="#{name}-figure"/></svg>'
+            )
+            at += x1 - x0
+        return f'<svg viewBox="0 0 {at:.1f} {height:.1f}" style="max-width: {1.4 * at:.0f}px">{inside}</svg>'
 
-    elements, labels = "", ""
-    for start, end in itertools.pairwise(starts):
-        size = end - start + left * bool(labels)
-        elements += f'<svg viewBox="0 0 {size:.1f} {height:.1f}" style="max-width: {1.4 * size:.0f}px">'
-        elements += f"{labels}{view(size - end + start, start, end, height)}</svg>"
-        labels = view(0.0, 0.0, left, height - points * frames[0].y0)
+    labels = 0.0, left, height - points * frames[0].y0
+    first, *others = ((*ends, height) for ends in itertools.pairwise(starts))
+    elements = "".join([element(first), *(element(labels, other) for other in others)])
     return f'<div class="panels" aria-hidden="true">{elements}</div>'
 
 
@@ -247,10 +243,7 @@ def wrapped_labels(names: Sequence[str], width: int) -> dict[str, str]:
 
 def wrap_line(text: str, width: int) -> str:
     """Return a text in lines of at most ``width`` characters; of a long one the first lines."""
-    lines = [piece for line in wrap_words(text, width).splitlines() for piece in textwrap.wrap(line, width)]
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES - 1 :] = [f"{lines[MAX_LINES - 1][: width - 3]}..."]
-    return "\n".join(lines)
+    return textwrap.fill(wrap_words(text, width), width, max_lines=MAX_LINES, placeholder="...")
 
 
 def wrap_words(text: str, width: int) -> str:

@@ -104,43 +104,39 @@ def frame_to_csv(frame: pd.DataFrame) -> str:
 
 def render_terminal(report: Report) -> str:
     """Return the report fitted to the width of the terminal; whole elsewhere."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     console = _new_console(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     if report.question:
-        console.print(Text(replace_controls(report.question), style="bold"))
+        _print_text(report.question, console, "bold")
     if report.overview:
-        console.print(Text(report.overview))
+        _print_text(report.overview, console)
     for sentence in report.main_answers:
-        console.print(Padding(Text(replace_controls(sentence)), (0, 0, 0, 2)))
-    console.print(Text(replace_controls(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
+        _print_text(sentence, console, indent=2)
+    _print_text(f"{report.analysis.metric}: {report.analysis.direction}.", console, "dim")
     for name, part in all_sections().items():
         table = report.table(name) if part.in_terminal else None
         if table is not None:
             if name != "arms":
-                console.print(Text(part.heading, style="bold"))
+                _print_text(part.heading, console, "bold")
             columns = [replace(column, cells=column.cells[: table.lines]) for column in table.columns]
             _print_table(columns, console, " or another format (report.html, or --format)")
             if table.caveat:
-                console.print(Text(f"{table.caveat}\n", style="dim"))
+                _print_text(table.caveat, console, "dim")
+                console.print()
     for note in report.notes:
-        console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
+        _print_text(note, console, "dim", indent=2)
     for head, text in report.provenance_lines:
         if head in ("Data", "Training"):
-            console.print(Text(f"{head:<9}{replace_controls(text)}", style="dim"))
+            _print_text(f"{head:<9}{text}", console, "dim")
     return _text_of(console)
 
 
 def parts_to_text(*parts: str | Sequence[Column], width: int | None = None) -> str:
     """Return sentences and tables, fitted to a width, by default the terminal's; whole elsewhere."""
-    from rich.text import Text
-
     console = _new_console()
     console.width = width or console.width
     for part in parts:
         if isinstance(part, str):
-            console.print(Text(replace_controls(part)))
+            _print_text(part, console)
         else:
             _print_table(part, console)
     return _text_of(console)
@@ -159,6 +155,13 @@ def _text_of(console: Console) -> str:
     """Return what was printed on a console, without spaces at the ends of lines."""
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def _print_text(text: str, console: Console, style: str = "", indent: int = 0) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(replace_controls(text), style=style), (0, 0, 0, indent)))
 
 
 def _print_table(columns: Sequence[Column], console: Console, page: str = "") -> None:

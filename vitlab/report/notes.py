@@ -506,7 +506,8 @@ def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     decimals = scale.decimals_for_intervals([low, high - low])
     sentence = (
         f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation"
-        f"{' without arms at chance or with collapsed seeds' * (len(usable) < len(known))}, {percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."
+        f"{' without arms at chance or with collapsed seeds' * (len(usable) < len(known))}, "
+        f"{percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."
     )
     if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
         amount = scale.amount(of_split, decimals)

@@ -221,12 +221,11 @@ def warn_of_poor_trainings(rows: Sequence[Row]) -> str:
     """Return warnings that numbers over these arms include collapsed seeds, or arms that may not have learned."""
     seeds = [f"{row['arm']} ({row['collapsed']} of {row['n']})" for row in rows if row["collapsed"]]
     arms = [row["arm"] for row in rows if row.get("at_chance") is not None]
-    warnings = [f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}."] * bool(seeds)
-    warnings += [
-        f"Warning: these numbers include arms that are not shown to be better than chance: {list_or_count(arms)}. A "
-        "difference may say only that these did not learn."
-    ] * bool(arms)
-    return " ".join(warnings)
+    unlearned = "arms that are not shown to be better than chance (a difference may say only that they did not learn)"
+    kinds = {"collapsed seeds": seeds, unlearned: arms}
+    return " ".join(
+        f"Warning: these numbers include {kind}: {list_or_count(names)}." for kind, names in kinds.items() if names
+    )
 
 
 def table_and_sentence_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
@@ -303,7 +302,8 @@ def format_seeds(seeds: Iterable[int], prefix: str = "") -> str:
 
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
-    return _verdict_and_hedges(row) + _comparison_sentence(row, seeds, analysis, scale, decimals)
+    start = begin_sentence(row["verdict"], list_hedges([row]))
+    return start + _comparison_sentence(row, seeds, analysis, scale, decimals)
 
 
 def list_hedges(rows: Sequence[Row]) -> str:
@@ -311,12 +311,10 @@ def list_hedges(rows: Sequence[Row]) -> str:
     return " and ".join(hedge for hedge, column in HEDGES.items() if any(row[column] for row in rows))
 
 
-def _verdict_and_hedges(row: Row) -> str:
-    """Return what comes before the sentence of a comparison, as in ``cannot tell: exploratory: ``."""
-    if row["verdict"] == Verdict.REFUSED:
-        return f"{Verdict.REFUSED}: "
-    verdict, hedges = f"{Verdict.CANNOT_TELL}: " * (row["verdict"] == Verdict.CANNOT_TELL), list_hedges([row])
-    return f"{verdict}{hedges}{': ' * bool(hedges)}"
+def begin_sentence(verdict: str, hedges: str) -> str:
+    """Return what comes before the sentence of a comparison: a verdict that claims nothing, and what qualifies it."""
+    unclear = verdict if verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
+    return "".join(f"{part}: " for part in (unclear, hedges) if part)
 
 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -455,16 +453,16 @@ def merge_unclear_answers(
     groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
-            groups[row["baseline"], row["family"], row.get("at_chance"), _verdict_and_hedges(row)].append(row)
+            groups[row["baseline"], row["family"], row.get("at_chance"), list_hedges([row])].append(row)
     hidden, folded = list[Row | None](), list[Answer]()
     _, decimals = table_and_sentence_decimals(rows, scale)
-    for (baseline, family, _, start), unclear in groups.items():
+    for (baseline, family, _, hedges), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]
             low = scale.end(min(row["difference_low"] for row in unclear), decimals)
             high = scale.end(max(row["difference_high"] for row in unclear), decimals)
             sentence = (
-                f"{start}{list_or_count(arms)}. "
+                f"{begin_sentence(Verdict.CANNOT_TELL, hedges)}{list_or_count(arms)}. "
                 f"The {interval_name(family, analysis)}s of their "
                 f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}"
             )

@@ -94,10 +94,10 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
 
 
 def _count_images(plan: Plan, trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Yield the numbers of images of a training that is done, if possible the first one of a baseline."""
-    baselines = [arm.name for arm in plan.arms if arm.baseline is None]
+    """Yield the numbers of images of the first training that is done, if possible of the baseline."""
+    baseline = plan.find().arm if plan.trials else ""
     done = [(item, item.result) for item in trials if item.result and item.status == Ending.DONE]
-    for item, result in sorted(done, key=lambda one: one[0].planned.arm not in baselines)[:1]:
+    for item, result in sorted(done, key=lambda one: one[0].planned.arm != baseline)[:1]:
         for last in result.outcome.history[-1:]:
             yield (
                 f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images "

@@ -23,6 +23,7 @@ from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
+    begin_sentence,
     describe_above_or_below,
     describe_interval_and_p,
     difference_columns,
@@ -154,8 +155,7 @@ def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, scale: Scal
 
 
 def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    prefix = row.verdict if row.verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
-    prefix = "".join(f"{part}: " for part in (prefix, row.remark) if part)
+    prefix = begin_sentence(row.verdict, row.remark)
     prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."

@@ -16,6 +16,7 @@ from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
+    begin_sentence,
     describe_above_or_below,
     describe_interval_and_p,
     difference_columns,
@@ -165,5 +166,5 @@ def factor_answers(
                 f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
             )
         sentences.append(f"{sentence}.")
-    hedges = list_hedges(arms)
-    return [Answer(f"{hedges}{': ' * bool(hedges)}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
+    start = begin_sentence("", list_hedges(arms))
+    return [Answer(f"{start}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
