@@ -344,11 +344,13 @@ def test_answer_says_how_large_an_interaction_that_is_not_shown_may_be(tmp_path:
     assert not any("exploratory" in line for line in made.answers)
     hedged = replace(made, arms=added, answers=[])
     assert [answer.sentence.startswith("exploratory: ") for answer in hedged.all_answers][:3] == [True] * 3
-    for name in ("main_effects", "interactions"):
+    titles = {"main_effects": "main effect", "interactions": "interaction"}
+    for name in titles:
         plain, table = made.table(name), hedged.table(name)
-        assert plain and table and "exploratory" not in plain.caption and "are exploratory" in table.caption
+        assert plain and table and titles[name] in {column.title for column in plain.columns}
+        assert f"exploratory {titles[name]}" in {column.title for column in table.columns}
     floor = replace(made, arms=[{**arm, "at_chance": 0.1 if arm["arm"] == "01" else None} for arm in made.arms])
-    warning = "not shown to be better than chance (a difference may say only that they did not learn): 01."
+    warning = "Not shown to be better than chance: 01. A difference may say only that these did not learn."
     assert [warning in answer.sentence for answer in replace(floor, answers=[]).all_answers].index(True) == 3
     assert not any(warning in answer for answer in made.answers)
     for form in ("terminal", "md", "html", "latex"):

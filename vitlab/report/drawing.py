@@ -6,7 +6,6 @@ Figures are drawn without pyplot, which shares global state.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import textwrap
 import warnings
@@ -80,9 +79,7 @@ class Drawing:
     @cached_property
     def svg(self) -> str:
         """The figure as an SVG file whose text is text; equal figures are equal files."""
-        with apply_style(), io.StringIO() as file:
-            self.figure.savefig(file, format="svg", metadata={"Date": None})
-            return file.getvalue()
+        return _save(self.figure, "svg", "Date").decode()
 
 
 def empty_figure(width: float, height: float) -> Figure:
@@ -97,16 +94,19 @@ def empty_figure(width: float, height: float) -> Figure:
 
 def render_png(figure: Figure, dpi: float = 200) -> bytes:
     """Return the figure as a PNG on white; a very tall one is coarser, because a PNG has less than 65,536 rows."""
-    dpi = min(dpi, 30_000 / figure.get_figheight())
-    with apply_style(), io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-        return file.getvalue()
+    return _save(figure, "png", "Software", dpi=min(dpi, 30_000 / figure.get_figheight()))
 
 
 def render_pdf(figure: Figure) -> bytes:
     """Return the figure as a PDF whose text is text; equal figures are equal files."""
+    return _save(figure, "pdf", "CreationDate", "Creator")
+
+
+def _save(figure: Figure, format: str, *left_out: str, dpi: float | str = "figure") -> bytes:
+    """Return the figure in a format, on white but for SVG, without some facts of a file of it."""
     with apply_style(), io.BytesIO() as file:
-        figure.savefig(file, format="pdf", facecolor="white", metadata={"CreationDate": None, "Creator": None})
+        colour = PAPER if format == "svg" else "white"
+        figure.savefig(file, format=format, dpi=dpi, facecolor=colour, metadata=dict.fromkeys(left_out))
         return file.getvalue()
 
 
@@ -122,43 +122,33 @@ def svg_to_element(svg: str, id_prefix: str, alt_text: str) -> str:
 
 
 def stacked_panels_svg(drawing: Drawing, name: str) -> str:
-    """Return the columns of panels of a figure as elements that show parts of it in a page, for narrow screens.
+    """Return two panels of a figure as elements that show parts of its element in a page, for narrow screens.
 
-    Others have the labels of the first column on their left.  Empty for any other figure.  The SVG of the figure comes
-    first, since that lays out its panels.
+    The second panel has the labels of the first one on its left.  Empty for any other figure.  The SVG of the figure
+    comes first, since that lays out its panels.
     """
-    from matplotlib.transforms import Bbox
-
-    def place(axes: Axes) -> float:
-        return float(round(axes.bbox.x0))
-
     figure, points = drawing.figure, 72 / drawing.figure.dpi
-    columns = [[*column] for _, column in itertools.groupby(sorted(figure.axes, key=place), place)]
-    frames = [Bbox.union([axes.bbox for axes in column]) for column in columns]
-    # No column would show a legend of the figure, or a text that is not left of the panels.
-    unseen = [*figure.legends, *(text for text in figure.texts if text.get_window_extent().x1 > frames[0].x0)]
-    if len(frames) < 2 or unseen or any(one.x1 > other.x0 for one, other in itertools.pairwise(frames)):
+    first, second = figure.axes if len(figure.axes) == 2 else (None, None)
+    # No panel would show a text or a legend of the figure.
+    if not first or not second or first.bbox.x1 > second.bbox.x0 or figure.legends or figure.texts:
         return ""
     with apply_style():
-        boxes = [Bbox.union([*filter(None, (axes.get_tightbbox() for axes in column))]) for column in columns]
+        box = second.get_tightbbox()
+    assert box is not None
     width, height = (72 * size for size in figure.get_size_inches())
-    left = points * frames[0].x0 - 3  # beside the first number below the panel
-    starts = [0.0, *(points * box.x0 - 1 for box in boxes[1:]), width]
+    left, start = points * first.bbox.x0 - 1, points * box.x0 - 1
 
-    def element(*views: tuple[float, float, float]) -> str:
-        inside, at = "", 0.0
-        for x0, x1, y1 in views:
-            inside += (
-                f'<svg x="{at:.1f}" width="{x1 - x0:.1f}" height="{y1:.1f}" '
-                f'viewBox="{x0:.1f} 0 {x1 - x0:.1f} {y1:.1f}"><use href="#{name}-figure"/></svg>'
-            )
-            at += x1 - x0
-        return f'<svg viewBox="0 0 {at:.1f} {height:.1f}" style="max-width: {1.4 * at:.0f}px">{inside}</svg>'
+    def view(at: float, x0: float, x1: float, y1: float) -> str:
+        box = f'x="{at:.1f}" width="{x1 - x0:.1f}" height="{y1:.1f}" viewBox="{x0:.1f} 0 {x1 - x0:.1f} {y1:.1f}"'
+        return f'<svg {box}><use href="#{name}-figure"/></svg>'
 
-    labels = 0.0, left, height - points * frames[0].y0
-    first, *others = ((*ends, height) for ends in itertools.pairwise(starts))
-    elements = "".join([element(first), *(element(labels, other) for other in others)])
-    return f'<div class="panels" aria-hidden="true">{elements}</div>'
+    labels = view(0.0, 0.0, left, height - points * first.bbox.y0)
+    panels = {start: view(0.0, 0.0, start, height), left + width - start: labels + view(left, start, width, height)}
+    elements = (
+        f'<svg viewBox="0 0 {size:.1f} {height:.1f}" style="max-width: {1.4 * size:.0f}px">{inside}</svg>'
+        for size, inside in panels.items()
+    )
+    return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 
 def format_ticks_without_exponents(axes: Axes) -> None:

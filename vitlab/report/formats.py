@@ -161,7 +161,7 @@ def _print_text(text: str, console: Console, style: str = "", indent: int = 0) -
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Padding(Text(replace_controls(text), style=style), (0, 0, 0, indent)))
+    console.print(Padding.indent(Text(replace_controls(text), style=style), indent))
 
 
 def _print_table(columns: Sequence[Column], console: Console, page: str = "") -> None:

@@ -25,7 +25,7 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
-    others, folded = phrasing.merge_unclear_answers(report.all_answers, report.arms, report.analysis, report.scale)
+    others, folded = phrasing.merge_unclear_answers(report)
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,

@@ -11,13 +11,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
 from vitlab.planning.values import declared_metric
 from vitlab.spec import Analysis
 from vitlab.store.folders import OPEN, STATUSES
+
+if TYPE_CHECKING:
+    from vitlab.report.report import Report
 
 Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
@@ -78,13 +81,15 @@ def difference_decimals(rows: Sequence[Any], scale: Scale) -> int:
     )
 
 
-def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, title: str) -> list[Column]:
+def difference_columns(
+    rows: Sequence[Any], arms: Sequence[Row], analysis: Analysis, scale: Scale, title: str
+) -> list[Column]:
     """Return the columns of differences, of their intervals, and of their p values, of rows with a ``family``."""
-    decimals = difference_decimals(rows, scale)
+    decimals, hedges = difference_decimals(rows, scale), list_hedges(arms)
     column, interval = Columns(rows), interval_name(max(row.family for row in rows), analysis)
     return [
         column(
-            scale.title_of_difference(title),
+            scale.title_of_difference(f"{hedges}{' ' * bool(hedges)}{title}"),
             lambda row: scale.number(row.difference, decimals, sign=True),
         ),
         column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
@@ -218,14 +223,11 @@ def half_width(low: float | None, high: float | None) -> float | None:
 
 
 def warn_of_poor_trainings(rows: Sequence[Row]) -> str:
-    """Return warnings that numbers over these arms include collapsed seeds, or arms that may not have learned."""
+    """Return sentences on collapsed seeds of these arms, and on arms that may not have learned; empty without them."""
     seeds = [f"{row['arm']} ({row['collapsed']} of {row['n']})" for row in rows if row["collapsed"]]
-    arms = [row["arm"] for row in rows if row.get("at_chance") is not None]
-    unlearned = "arms that are not shown to be better than chance (a difference may say only that they did not learn)"
-    kinds = {"collapsed seeds": seeds, unlearned: arms}
-    return " ".join(
-        f"Warning: these numbers include {kind}: {list_or_count(names)}." for kind, names in kinds.items() if names
-    )
+    collapsed = f"Warning: these numbers include collapsed seeds: {list_or_count(seeds)}." * bool(seeds)
+    at_chance = _describe_arms_at_chance(rows, *(row["arm"] for row in rows))
+    return f"{collapsed}{at_chance}{' A difference may say only that these did not learn.' * bool(at_chance)}".strip()
 
 
 def table_and_sentence_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
@@ -313,8 +315,8 @@ def list_hedges(rows: Sequence[Row]) -> str:
 
 def begin_sentence(verdict: str, hedges: str) -> str:
     """Return what comes before the sentence of a comparison: a verdict that claims nothing, and what qualifies it."""
-    unclear = verdict if verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
-    return "".join(f"{part}: " for part in (unclear, hedges) if part)
+    parts = [verdict] * (verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED)) + [hedges]
+    return "".join(f"{part}: " for part in parts if part)
 
 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -442,20 +444,19 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     return [*answers, *([Answer(f"no result yet: {list_or_count(others)}.")] if others else [])]
 
 
-def merge_unclear_answers(
-    answers: Sequence[Answer], rows: Sequence[Row], analysis: Analysis, scale: Scale
-) -> tuple[list[Answer], list[Answer]]:
+def merge_unclear_answers(report: Report) -> tuple[list[Answer], list[Answer]]:
     """Return the answers that stay, and those that each stand for several that cannot tell from one baseline.
 
     Such an answer has the arms and the span of their intervals.  Sentences stay that say more than that: of an arm
     without an interval, and of lost or collapsed seeds.
     """
+    answers, analysis, scale = report.all_answers, report.analysis, report.scale
     groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["lost"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"], row.get("at_chance"), list_hedges([row])].append(row)
     hidden, folded = list[Row | None](), list[Answer]()
-    _, decimals = table_and_sentence_decimals(rows, scale)
+    _, decimals = table_and_sentence_decimals(report.arms, scale)
     for (baseline, family, _, hedges), unclear in groups.items():
         if len(unclear) > 1:
             arms = [row["arm"] for row in unclear]
@@ -468,7 +469,7 @@ def merge_unclear_answers(
             )
             if analysis.margin is not None:
                 sentence += f"; none is shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
-            sentence += f".{_describe_arms_at_chance(rows, *arms, baseline)}"
+            sentence += f".{_describe_arms_at_chance(report.arms, *arms, baseline)}"
             folded.append(Answer(sentence, Verdict.CANNOT_TELL))
             hidden += unclear
     return [answer for answer in answers if answer.row not in hidden], folded

@@ -88,16 +88,14 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         trained=len(results),
         diverged=sum(result.status == Ending.DIVERGED for result in results),
         failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
-        images=[*_count_images(plan, trials)],
+        images=[*_count_images(trials)],
         study=public(study),
     )
 
 
-def _count_images(plan: Plan, trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Yield the numbers of images of the first training that is done, if possible of the baseline."""
-    baseline = plan.find().arm if plan.trials else ""
-    done = [(item, item.result) for item in trials if item.result and item.status == Ending.DONE]
-    for item, result in sorted(done, key=lambda one: one[0].planned.arm != baseline)[:1]:
+def _count_images(trials: Sequence[StoredTrial]) -> Iterator[str]:
+    """Yield the numbers of images of the last training that is done."""
+    for item, result in [(item, item.result) for item in trials if item.result and item.status == Ending.DONE][-1:]:
         for last in result.outcome.history[-1:]:
             yield (
                 f"{item.planned.arm}, seed {item.planned.seed}: {round(last.images / last.epoch):,} training images "

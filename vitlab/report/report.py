@@ -93,8 +93,8 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.scale)
-        answers = [*factor_answers(self.sections, self.arms, self.analysis, self.scale), *blocks]
+        blocks = block_answers(self)
+        answers = [*factor_answers(self), *blocks]
         if answers and (warning := phrasing.warn_of_poor_trainings(self.arms)):
             answers.append(Answer(warning))
         if not blocks:
@@ -104,7 +104,7 @@ class Report:
     @property
     def main_answers(self) -> list[str]:
         """The answers, with one sentence in place of several that cannot tell."""
-        others, folded = phrasing.merge_unclear_answers(self.all_answers, self.arms, self.analysis, self.scale)
+        others, folded = phrasing.merge_unclear_answers(self)
         return [answer.sentence for answer in (*others, *folded)]
 
     @property
@@ -187,7 +187,7 @@ def collect_report(plan: Plan, store: Store) -> Report:
     findings = Findings(results, summary_rows(results), store)
     prerequisites = gather_trials(plan, store, plan.labelled_prerequisites)
     notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
-    stored_trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
+    stored_trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *reversed(results.trials)]
     report = Report.from_findings(findings, notes)
     provenance = collect_provenance(plan, store, stored_trials)
     return replace(report, made=provenance, trials=frame_to_json_records(results.frame), state=state)

@@ -18,7 +18,6 @@ from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import NARROW, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
-    HEDGES,
     Answer,
     Columns,
     Row,
@@ -29,6 +28,7 @@ from vitlab.report.phrasing import (
     difference_columns,
     difference_decimals,
     interval_name,
+    list_hedges,
     percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -101,7 +101,7 @@ class Blocks(Section[ArmOverBlocks]):
         analysis, column = report.analysis, Columns(rows)
         scale = block_scale(analysis, report.scale)
         decimals = difference_decimals(rows, scale)
-        *differences, p = difference_columns(rows, analysis, scale, "difference")
+        *differences, p = difference_columns(rows, report.arms, analysis, scale, "difference")
         columns = [
             column.text_column("arm"),
             column("blocks", lambda row: str(row.pairs), rank=3),
@@ -147,11 +147,11 @@ class Blocks(Section[ArmOverBlocks]):
         return Drawing(figure, caption + describe_shared_name_parts(labels))
 
 
-def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, scale: Scale) -> list[Answer]:
+def block_answers(report: Report) -> list[Answer]:
     """Return one answer per arm."""
-    scale = block_scale(analysis, scale)
+    rows, scale = report.sections.get("blocks", ()), block_scale(report.analysis, report.scale)
     decimals = difference_decimals(rows, scale)
-    return [Answer(_over_blocks_sentence(row, analysis, scale, decimals), row.verdict) for row in rows]
+    return [Answer(_over_blocks_sentence(row, report.analysis, scale, decimals), row.verdict) for row in rows]
 
 
 def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -221,11 +221,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
         refused |= dict.fromkeys(_reasons_mean_misleads(plan, by_name, of_block))
         caveats = [] if is_settled[place] else ["lost seeds may change this"]
-        hedges = [
-            hedge
-            for hedge, column in HEDGES.items()
-            if any(row[column] for row in of_block.values()) or (column == "exploratory" and name in fewer_blocks)
-        ]
+        hedges = list_hedges([*of_block.values(), {"awaited": 0, "exploratory": name in fewer_blocks}])
         numbers_by_name = {end: getattr(contrast, end) for end in ("difference", "low", "high", "p", "p_corrected")}
         numbers_by_name |= {end: getattr(result, end)[0, place].item() for end in ("new_low", "new_high")}
         over_all.append(
@@ -236,7 +232,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
                 int((design.sign * differences_B > 0).sum()),
                 int((design.sign * differences_B < 0).sum()),
                 str(Verdict.REFUSED if refused else verdict),
-                "; ".join([*refused, *caveats, *hedges]),
+                "; ".join(filter(None, [*refused, *caveats, hedges])),
                 int(design.family[place]),
                 contrast.pairs,
                 **finite_or_none(numbers_by_name),

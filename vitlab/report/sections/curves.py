@@ -97,21 +97,20 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
                 axes.set_title(labels[panel[0]])
                 if baselines[panel[0]] in names:
                     _draw_mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
-            for name in sorted(panel, key=lambda name: baselines[name] is None):  # baselines in front
+            in_legend = sorted(panel, key=lambda name: baselines[name] is not None)
+            for name in in_legend[::-1]:  # baselines in front
                 own = rows[rows["arm"] == name]
                 _draw_arm(
                     axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_val_train_ratio([name])
                 )
             if share_panel:
-                lines = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-                figure.legend(handles=[lines[labels[name]] for name in panel], loc="outside upper left")
+                figure.legend(loc="outside upper left", reverse=True)
             axes.tick_params(labelbottom=True)
             axes.set_ylim(late.min() - room, late.max() + room)
             axes.set_xlim(0, float(done["x"].max()))
             axes.locator_params(axis="x", integer=True)
             axes.grid(axis="y")
-        for axes in grid[max(0, len(panels) - across) : len(panels)]:  # the lowest of each column
-            axes.set_xlabel(unit)
+        figure.supxlabel(unit)
         figure.supylabel(scale.title)
         counts = done.groupby("arm")["seed"].nunique()
         spreads = []

@@ -23,7 +23,6 @@ from vitlab.report.phrasing import (
     describe_baseline,
     difference_columns,
     interval_name,
-    list_hedges,
     table_and_sentence_decimals,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -34,6 +33,7 @@ from vitlab.spec.design import format_value, short_names
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
+CAVEAT = "P values and intervals are corrected for the interactions alone, a family beside the comparisons of arms."
 MAX_LEVELS = 4  #: of both factors of a crossed table; a larger one wraps in a terminal of 80 columns
 
 
@@ -200,23 +200,15 @@ class Interactions(Section[Interaction]):
             column("change", lambda row: labels[row.first], right=False),
             column("with", lambda row: labels[row.second], right=False),
             column("n", lambda row: str(row.pairs), rank=2),
-            *difference_columns(rows, report.analysis, report.scale, "interaction"),
+            *difference_columns(rows, report.arms, report.analysis, report.scale, "interaction"),
         ]
-        return effects_table(
+        return Table(
             columns,
             f"Difference that two changes from {'; '.join(dict.fromkeys(row.against for row in rows))} make together, "
-            "minus the sum of their single differences, at the n seeds that all four arms have.",
-            "interactions",
-            report,
+            "minus the sum of their single differences, at the n seeds that all four arms have. "
+            f"{CAVEAT}",
+            CAVEAT,
         )
-
-
-def effects_table(columns: Sequence[Column], caption: str, name: str, report: Report) -> Table:
-    """Return a table of main effects or interactions, which are as preliminary and exploratory as the arms."""
-    caveat = f"P values and intervals are corrected for the {name} alone, a family beside the comparisons of arms."
-    if hedges := list_hedges(report.arms):
-        caveat += f" The {name} are {hedges}, because comparisons of arms are."
-    return Table(columns, f"{caption} {caveat}", caveat)
 
 
 def is_shown(row: Interaction, analysis: Analysis) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,8 +14,6 @@ from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
     Answer,
     Columns,
-    Row,
-    Scale,
     begin_sentence,
     describe_above_or_below,
     describe_interval_and_p,
@@ -27,11 +25,12 @@ from vitlab.report.phrasing import (
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.report.sections.arms import describe_dots, draw_effects
-from vitlab.report.sections.interactions import Grid, effects_table, is_shown, judge_averages, shorten_change_paths
-from vitlab.spec import Analysis
+from vitlab.report.sections.interactions import Grid, is_shown, judge_averages, shorten_change_paths
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
+
+CAVEAT = "P values and intervals are corrected for the main effects alone, a family beside the comparisons of arms."
 
 
 @dataclass(frozen=True)
@@ -104,23 +103,21 @@ class MainEffects(Section[MainEffect]):
             column("compared with", lambda row: labels[row.against], 3, right=False),
             column("settings", lambda row: str(row.settings), rank=4),
             column("n", lambda row: str(row.pairs), rank=2),
-            *difference_columns(rows, report.analysis, report.scale, "main effect"),
+            *difference_columns(rows, report.arms, report.analysis, report.scale, "main effect"),
             column.text_column("verdict"),
         ]
-        return effects_table(
+        return Table(
             columns,
             f"Each level less the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
-            "averaged over the settings of the other factors that have both, at the n seeds that all have.",
-            "main effects",
-            report,
+            f"averaged over the settings of the other factors that have both, at the n seeds that all have. {CAVEAT}",
+            CAVEAT,
         )
 
 
-def factor_answers(
-    sections: Mapping[str, Sequence[Any]], arms: Sequence[Row], analysis: Analysis, scale: Scale
-) -> list[Answer]:
+def factor_answers(report: Report) -> list[Answer]:
     """Return an answer about each factor of a grid, each interaction that is shown, and the others together."""
-    effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
+    analysis, scale = report.analysis, report.scale
+    effects, interactions = (report.sections.get(name, ()) for name in ("main_effects", "interactions"))
     factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
@@ -166,5 +163,5 @@ def factor_answers(
                 f"; {len(others) - len(intervals)} cannot be judged, because seeds are too few, collapsed or lost"
             )
         sentences.append(f"{sentence}.")
-    start = begin_sentence("", list_hedges(arms))
+    start = begin_sentence("", list_hedges(report.arms))
     return [Answer(f"{start}{sentence}", verdicts.get(sentence, "")) for sentence in sentences]
