@@ -1872,9 +1872,9 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     for name, figure in figures_of(*study(tmp_path, arms)).items():
         if count == 2:
             assert drawing.render_png(figure, dpi=40).startswith(b"\x89PNG")
-        assert drawing.svg_to_element(drawing.Drawing(figure, name).svg, name, 'a "b" <c> 0.0123').startswith(
-            '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt; 0.0123"'
-        )
+        element = drawing.svg_to_element(drawing.Drawing(figure, name).svg, name, 'a "b" <c> 0.0123')
+        tag = element.partition(">")[0]
+        assert tag.startswith('<svg role="img"') and 'aria-label="a &quot;b&quot; &lt;c&gt; 0.0123"' in tag
 
 
 @pytest.mark.parametrize(("value", "spread"), [(0.9, 0.0), (0.97, 1e-6), (0.0, 0.0), (1.0, 1e-15), (0.5, 1e-3)])

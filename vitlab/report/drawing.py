@@ -102,7 +102,7 @@ def render_pdf(figure: Figure) -> bytes:
     return _save(figure, "pdf", "CreationDate", "Creator")
 
 
-def _save(figure: Figure, format: str, *left_out: str, dpi: float | str = "figure") -> bytes:
+def _save(figure: Figure, format: str, *left_out: str, dpi: float = 100) -> bytes:
     """Return the figure in a format, on white but for SVG, without some facts of a file of it."""
     with apply_style(), io.BytesIO() as file:
         colour = PAPER if format == "svg" else "white"

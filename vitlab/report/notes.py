@@ -462,8 +462,8 @@ def _note_varied_streams(results: StudyResults) -> Iterator[str]:
         line += _describe_varied_splits(set(results.overlap.values()))
     elif "split" in streams[0]:
         line += (
-            " The validation split is the same in all: intervals cover training again on the same images, not another "
-            "split."
+            " The split of training and validation images is the same in all: intervals cover training again on the "
+            "same images, not another split."
         )
     yield line
 

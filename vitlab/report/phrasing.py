@@ -304,8 +304,8 @@ def format_seeds(seeds: Iterable[int], prefix: str = "") -> str:
 
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
-    start = begin_sentence(row["verdict"], list_hedges([row]))
-    return start + _comparison_sentence(row, seeds, analysis, scale, decimals)
+    sentence = _comparison_sentence(row, seeds, analysis, scale, decimals)
+    return f"{begin_sentence(row['verdict'], list_hedges([row]))}{sentence}"
 
 
 def list_hedges(rows: Sequence[Row]) -> str:

@@ -97,8 +97,8 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
                 axes.set_title(labels[panel[0]])
                 if baselines[panel[0]] in names:
                     _draw_mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
-            in_legend = sorted(panel, key=lambda name: baselines[name] is not None)
-            for name in in_legend[::-1]:  # baselines in front
+            # Baselines are drawn in front, and come first in the legend.
+            for name in sorted(panel, key=lambda name: baselines[name] is not None)[::-1]:
                 own = rows[rows["arm"] == name]
                 _draw_arm(
                     axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_val_train_ratio([name])
