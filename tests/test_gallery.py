@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
         scale = Scale.of(plan.analysis.metric, plan.units)
         answers = [
-            *factor_answers(Report.from_json(doc).sections, rows, plan.analysis, scale),
+            *factor_answers(replace(Report.from_json(doc), arms=rows)),
             *phrasing.answer_per_arm(rows, plan.analysis, scale),
         ]
         assert doc["answers"] == [answer.sentence for answer in answers]
