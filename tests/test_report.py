@@ -860,7 +860,7 @@ def test_notes_are_complete(tmp_path):
     assert mixed.startswith("Numerics differ from the baseline's (threads 1 and 2) in position=none: ")
     assert "run.engine: loop" not in mixed
     assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in notes)
-    assert any(note.startswith("5 seeds (0 to 4) vary all random draws of a training. The v") for note in notes)
+    assert any(note.startswith("5 seeds (0 to 4) vary all random draws of a training. The split") for note in notes)
 
 
 def _with_splits(plan: Plan) -> Plan:
@@ -2108,3 +2108,12 @@ def test_latex_has_means_that_may_be_best_in_bold(tmp_path: Path) -> None:
     assert near == ["baseline", "position=sincos2d"]
     plan, store = study(tmp_path / "alike", {"baseline": BASE, "b": NEAR})
     assert "Bold" not in text_of(plan, store, "latex"), "no arm is told from the best"
+
+
+def test_scatter_leaves_out_arms_at_chance(tmp_path, undrawn):
+    results = StudyResults.read(*_diverging_study(tmp_path, {"baseline": [0.5, 0.6, 0.7], "a": [0.7, 0.72, 0.71]}))
+    rows = [{**row, "split_sd": 0.01} for row in comparison.summary_rows(results)]
+    dead = [rows[0], {**rows[1], "at_chance": 0.1}]
+    (pooled,), (alone,) = (list(notes._note_seed_scatter(results.plan, some)) for some in (rows, dead))
+    assert "scatter by 7" in pooled and "without" not in pooled
+    assert "scatter by 10" in alone and "without arms at chance" in alone
