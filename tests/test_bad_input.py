@@ -388,7 +388,7 @@ design:
         ),
         (
             {"{type: digits}": "{type: digits, augment: [{type: crp, x: 1}, {type: crop, padding: -1, foo: 2}, flp], validation: 3}"},
-            ["'crop'", "padding must be", "no option 'foo'", "'flip'", "validation must be less"],
+            ["'crop'", "no option 'x'", "padding must be", "no option 'foo'", "'flip'", "validation must be less"],
         ),
         ({"study: small": "study: sm/all\nwhere: [{require: 'model.dim >', because: x}]"}, ["study must be", "not an expression"]),
         ({"study: small": "study: small\ntune: {knobs: {train.optimizer.lr: [Infinity, 1]}}"}, ["lr must be a finite number"]),
@@ -1139,6 +1139,24 @@ def test_misspelt_component_hides_no_mistake_of_its_options(here: Path, first: s
     lines = mistakes(here, text)
     assert len(lines) == 2 and any(further in line for line in lines), lines
     assert any(" called '" in line and "Did you mean" in line for line in lines), lines
+
+
+def test_all_mistakes_of_nested_misspelt_components_are_found_at_once(here: Path) -> None:
+    """The options of a wrong name are those of the one that is meant; of an unknown one, nothing is known."""
+    nested = "type: vitt, mlp: {type: swigluu, ratioo: 3}, position: {type: unheard_of, foo: 1}"
+    lines = mistakes(here, STUDY.replace("type: vit", nested).replace(", position: learned", ""))
+    assert len(lines) == 4 and not any("foo" in line for line in lines), lines
+    for line, words in zip(
+        lines, ("'vitt'", "'swigluu'", "'ratioo'. Did you mean 'ratio'", "'unheard_of'"), strict=True
+    ):
+        assert words in line, line
+    at_its_place = one(mistakes(here, STUDY.replace("type: vit", "type: vitt, foo: 1"))[1:])
+    assert "The path of 'foo'" not in at_its_place
+
+
+def test_component_of_other_digits_is_not_meant(here: Path) -> None:
+    """Its options say nothing: resnet8 has neither depth nor heads."""
+    assert "no model called 'resnet9'" in one(mistakes(here, STUDY.replace("type: vit", "type: resnet9")))
 
 
 @pytest.mark.parametrize("name", ["my_adamw", "adamp", "adamv"])

@@ -10,13 +10,11 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import BrokenComponent, DataError, Fault, GeometryError, OptionError, Path, WeightsError, nearest
+from vitlab.errors import DataError, Fault, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -27,7 +25,7 @@ from vitlab.planning.sources import (
     validation_leak_reason,
 )
 from vitlab.registry import ResolvedChoice, import_optional, import_slot, slot
-from vitlab.registry.slot_modules import BUILTIN_ORIGIN, built_ins
+from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.changes import STAND_INS
@@ -445,29 +443,12 @@ class Resolver:
         )
 
     def _try_resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
-        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
-
-        The options of a misspelt component are checked as options of the one that differs in case, or of the only one
-        that is one edit away.
-        """
+        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
         if value is None:
             return None, None  # reported by TrialSpec
         try:
             return slot(name).resolve_choice(value), None
         except OptionError as error:
-            if error.faults[0][0] == ("type",):
-                written = Choice.parse(value)
-                # Not those of plugins that are not imported, which may be broken.
-                known = {*built_ins(name), *(one for _, one in slot(name).components)}
-                lower = written.type.casefold()  # of which one letter, or the order of two, is wrong
-                length = len(lower)
-                near = get_close_matches(lower, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
-                is_suggested = f"Did you mean '{near and near[0]}'" in error.faults[0][1]  # not a synonym
-                if is_suggested and (len(near) == 1 or near[0] == lower) and abs(len(near[0]) - length) < 2:
-                    with suppress(BrokenComponent):  # by one of the options
-                        guess, more = self._try_resolve_choice(name, {"type": near[0], **written.options})
-                        more = more or OptionError([])
-                        return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
 

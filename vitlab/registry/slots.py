@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
@@ -239,7 +240,9 @@ class Slot(Generic[T]):
                 raise OptionError(
                     [((), f"one {self.name} belongs here, found a list of {len(choice.options[PARTS])}")]
                 ) from None
-            raise OptionError([(("type",), str(error))]) from None
+            guess = self._try_resolve_as_nearest(choice, str(error))
+            faults = [(("type",), str(error)), *guess.faults]
+            raise OptionError(faults, guess.sound, wrong={"type", *guess.wrong}) from None
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
         # The default of a built-in stays what it is after a plugin with a component of that name is installed.
@@ -271,6 +274,34 @@ class Slot(Generic[T]):
             raise OptionError(faults, result, wrong)
         assert result is not None
         return result
+
+    def _try_resolve_as_nearest(self, choice: Choice, message: str) -> OptionError:
+        """Return the mistakes of the options of a misspelt component, as options of the one that is meant.
+
+        That differs in case, or is the only one that is one edit away, and has the same digits.
+
+        Args:
+            choice: the misspelt component.
+            message: the message about its name, which suggests the nearest.
+        """
+        # Not those of plugins that are not imported, which may be broken.
+        known = {*built_ins(self.name), *(one for _, one in self.components)}
+        lower = choice.type.casefold()  # of which one letter, or the order of two, is wrong
+        length = len(lower)
+        near = get_close_matches(lower, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
+        is_suggested = f"Did you mean '{near and near[0]}'" in message  # not a synonym
+        if (
+            is_suggested
+            and (len(near) == 1 or near[0] == lower)
+            and abs(len(near[0]) - length) < 2
+            and re.findall(r"\d", near[0]) == re.findall(r"\d", lower)
+        ):
+            with suppress(BrokenComponent):  # by one of the options
+                try:
+                    return OptionError([], self._resolve(Choice(near[0], choice.options)))
+                except OptionError as error:
+                    return error
+        return OptionError([])
 
     def build(self, choice: Choice | str | Tree | Sequence[Any], *context: Any) -> T:
         """Construct the component of a choice; ``context`` holds its positional arguments.

@@ -98,7 +98,7 @@ def add_path_of_same_key(problem: Problem, paths: Mapping[str, str]) -> Problem:
     """Return a mistake; on an unknown key, with the path at which there is one of that name."""
     form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'\?)?)((?: Allowed here| Options|$).*)"
     match = re.fullmatch(form, problem.message)
-    if match is None or match[2] not in paths:
+    if match is None or match[2] not in paths or full_path(paths[match[2]]).split(".") == [*problem.path]:
         return problem
     in_design = problem.path[:1] == ("design",)
     path = paths[match[2]] if in_design else full_path(paths[match[2]])
