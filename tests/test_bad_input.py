@@ -1154,6 +1154,14 @@ def test_all_mistakes_of_nested_misspelt_components_are_found_at_once(here: Path
     assert "The path of 'foo'" not in at_its_place
 
 
+def test_repeated_key_hides_no_mistake_but_those_below_it(here: Path) -> None:
+    text = STUDY.replace("dim: 8", "dim: 8, dim: 7").replace("type: digits", "type: digts")
+    lines = mistakes(here, text.replace("  train:", "  train: {epochs: many}\n  train: {steps: x}\n  train:", 1))
+    twice = [line for line in lines if "is given twice" in line]
+    assert len(twice) == 3 and any("'digts'" in line for line in lines), lines
+    assert not any(word in line for line in lines for word in ("many", "'x'", "is missing")), lines
+
+
 def test_component_of_other_digits_is_not_meant(here: Path) -> None:
     """Its options say nothing: resnet8 has neither depth nor heads."""
     assert "no model called 'resnet9'" in one(mistakes(here, STUDY.replace("type: vit", "type: resnet9")))

@@ -229,7 +229,8 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     code, printed, _ = call("status", file, "--out", tmp_path / "out")
     logs = f"'vitlab logs tiny --out {relative(tmp_path / 'out')} --arm ARM --seed N' shows"
     assert logs in " ".join(printed.split())
-    assert printed.endswith("The command that ran it, with --retry-failed, trains failed trials again.\n")
+    again = " ".join(printed.split()).partition(", this trains what has no result: ")[2]
+    assert again.startswith("vitlab run ") and again.endswith("/sour.py --retry-failed") and "studies/tiny" in again
     (folder / "log.txt").write_text("printed by the worker")
     code, printed, err = call("logs", file, "--out", tmp_path / "out")
     assert code == 0 and err == "" and "\nprinted by the worker\n" in printed and "Traceback" in printed
@@ -338,6 +339,9 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
             ["No such command '", "one study file: 'vitlab run FILE', or 'vitlab new study FILE' for a new one."],
         ),
         (["new", "x.yaml"], ["No such command 'x.yaml'. A command takes one study file: "]),
+        (["tune", "{file}"], ["No such command 'tune'. Write tune: {knobs: {"]),
+        (["kill"], ["No such command 'kill'. Ctrl-C stops a run, "]),
+        (["list", "studies", "vit"], ["type vitlab list studies | grep vit."]),
         (["ls"], ["No such command 'ls'. Type 'vitlab list' for components, 'vitlab studies' for studies."]),
         (["help"], ["No such command 'help'. Type 'vitlab --help', or 'vitlab COMMAND --help'."]),
         (["version"], ["No such command 'version'. Type 'vitlab --version'."]),
@@ -798,6 +802,10 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert plan["specs"]["baseline"]["model"]["patch_size"] == 4
     code, printed, _ = call("plan", file, "--out", tmp_path / "none")
     assert code == 0 and "0 of them trained already" in printed and not (tmp_path / "none").exists()
+    assert "under other code" not in printed
+    with mock.patch("vitlab.planning.resolve.trial_code_digest", return_value="other"):
+        _, printed, _ = call("plan", file, "--out", out, "--set", "seeds=3")
+    assert "4 missing trials ended before under other code: vitlab, a package or a file of --plugin has" in printed
 
 
 def test_table_of_explanations_leaves_out_a_column_before_words_break(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -954,6 +962,7 @@ def test_status(ran: tuple[Path, Path], which: str, monkeypatch: pytest.MonkeyPa
     assert parsed(printed)["arms"] == {"baseline": {"done": 2}, "position=none": {"done": 2}}
     code, printed, err = call("status", study, "--out", out)
     assert (code, err) == (0, "") and "position=none" in printed
+    assert "This is version" not in printed and "has no result" not in printed
     assert call("status", "--out", out) == (0, printed, ""), "the study that was run last"
     monkeypatch.setenv("COLUMNS", "45")
     assert re.search("position=none +2", call("status", study, "--out", out)[1])
@@ -972,6 +981,7 @@ def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Pa
     _, printed, _ = call("status", "tiny", "--out", out)
     assert "\nbaseline: seeds 0, 1 paused, at step 2 to 3 of 4\n" in printed
     assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed
+    assert "this trains what has no result: vitlab run " in printed and "--retry-failed" not in printed
     _, printed, _ = call("plan", ran[0], "--out", out)
     head, *rows = (line.split() for line in printed.splitlines() if line.startswith((" arm", " baseline", " position")))
     at = head.index("paused") - len(head)

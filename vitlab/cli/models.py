@@ -253,6 +253,7 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
     hub.
     """
     from vitlab.report.api import open_study
+    from vitlab.report.provenance import describe_version
 
     if str(target).startswith("hub:"):
         raise UserError(
@@ -260,6 +261,8 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
         )
     plan, store = open_study(study, out=out)
     planned = plan.find(arm, seed)
+    for sentence in describe_version(plan, store):
+        say(sentence)
     say("importing PyTorch")
     from vitlab.report import render
     from vitlab.runner.models import load_model

@@ -51,6 +51,7 @@ def plan_command(
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained."""
     from vitlab.driver.planning import plan_study
+    from vitlab.driver.session import describe_outdated
     from vitlab.report.power import forecast
 
     file = find_study_file(file)
@@ -79,7 +80,9 @@ def plan_command(
     sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if costs:
         sentences.append(_describe_costs(plan, costs))
-    sentences += [_describe_trials(plan, states), *_describe_remaining_time(plan, store, states)]
+    missing = [trial for trial in plan.trials_with_keys if states[trial.name] != Ending.DONE]
+    sentences += [_describe_trials(plan, states), *describe_outdated(missing, store)]
+    sentences += _describe_remaining_time(plan, store, states)
     columns = _arm_columns(plan, states, costs)
     click.echo(parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences), nl=False)
     if power:

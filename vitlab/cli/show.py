@@ -48,7 +48,7 @@ def list_command(slot: str | None, pattern: str | None) -> None:
     part of a name, in which * and ? stand for others.
     """
     if pattern is not None and slot != "weights":
-        raise click.UsageError("PATTERN belongs to 'vitlab list weights' alone; remove it")
+        raise click.UsageError(f"PATTERN belongs to 'vitlab list weights'; type vitlab list {slot} | grep {pattern}")
     if slot in ("components", "slots"):  # what all of them are called
         slot = None
     names = (*registry.SLOT_MODULES, STUDIES[0], "weights")

@@ -18,11 +18,11 @@ from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import PATH, out_option, parse_changes, print_indented, set_option
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
+from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_version, read_versions
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import NewTree, flatten
 from vitlab.store.files import display_path, remove
-from vitlab.store.folders import STATUSES, Event, Store, TrialFolder
+from vitlab.store.folders import PAUSED, STATUSES, Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
 
@@ -43,6 +43,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     from vitlab.report.api import open_study
     from vitlab.report.formats import parts_to_text
     from vitlab.report.phrasing import Column
+    from vitlab.report.provenance import describe_version, rerun_instructions
 
     plan, store = open_study(study or _find_latest_study_and_name_others(out), out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
@@ -93,9 +94,12 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if failures:
         logs = shlex.join(["vitlab", "logs", plan.study, *store.out_option])
         failures.append(f"'{logs} --arm ARM --seed N' shows what a trial wrote.")
-        if any(row[Ending.FAILED] for row in rows.values()):
-            failures.append("The command that ran it, with --retry-failed, trains failed trials again.")
-    click.echo(parts_to_text(columns, *progress, *failures), nl=False)
+    total = sum(rows.values(), Counter[str]())
+    if total & Counter([Ending.FAILED, PAUSED, "missing"]) and not driver:
+        place, again, _ = rerun_instructions(read_version(store.study(plan.study), plan.version), store)
+        again += " --retry-failed" * bool(total[Ending.FAILED])
+        failures.append(f"{place}, this trains what has no result: {again}")
+    click.echo(parts_to_text(columns, *describe_version(plan, store), *progress, *failures), nl=False)
 
 
 def _describe_state(folder: TrialFolder) -> str:

@@ -102,6 +102,14 @@ def plan_study(
         mistakes = error.mistakes
         if any(cause.path[:2] == ("plugins", "require") for cause in problems):  # the plugin may have the component
             mistakes = [each for each in mistakes if not re.match(r"no \w+ called '", each.message)]
+        # Of a repeated key, nobody knows which value is meant.
+        repeated = [each for each in problems if "' is given twice" in each.message]
+        places = {each.path for each in repeated}
+        mistakes = [
+            each
+            for each in mistakes
+            if each in repeated or places.isdisjoint(each.path[: at + 1] for at in range(len(each.path)))
+        ]
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
         raise SpecError(
             _attribute_problems_to_changes(mistakes, document, changes, plan_file) if changes else mistakes

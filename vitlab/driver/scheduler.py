@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitlab.driver.session import Session, add_missing_prerequisites
+from vitlab.driver.session import Session, add_missing_prerequisites, describe_outdated
 from vitlab.errors import Interrupted, Refused, TrialFailed, format_count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, read_trial_endings
 from vitlab.geometry import Work
@@ -54,6 +54,8 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
             "again."
         )
     _report_trials_lacking_weights(stage, trials, session)
+    for sentence in describe_outdated((planned.trial for planned in todo), session.store):
+        session.watch.say(sentence)
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:

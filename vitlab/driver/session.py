@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import Interrupted, UserError, nearest
+from vitlab.errors import Interrupted, UserError, format_count, nearest
+from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration
 from vitlab.spec import RunSpec
@@ -159,6 +160,15 @@ def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
     for planned in trials:
         trials_by_name.setdefault(planned.trial.name, planned)
     return list(trials_by_name.values())
+
+
+def describe_outdated(missing: Iterable[Trial], store: Store) -> Iterator[str]:
+    """Yield a sentence on the missing trials that have a result of other code, if there are some."""
+    if count := sum(any(folder.done() for folder in store.folders_of_codes(trial.key)) for trial in missing):
+        yield (
+            f"{format_count(count, 'missing trial')} ended before under other code: vitlab, a package or a file of "
+            "--plugin has changed. The earlier results are kept and not used."
+        )
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------

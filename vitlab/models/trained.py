@@ -20,7 +20,7 @@ from vitlab.models.contract import Model, NewState, State, weights_digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.tree import parse_as
-from vitlab.store.files import read_json, require_mapping, sort_safetensors_header, write_bytes
+from vitlab.store.files import display_path, read_json, require_mapping, sort_safetensors_header, write_bytes
 from vitlab.store.folders import TrialFolder
 
 HEADER, DIGEST = "vitlab", "sha256"
@@ -42,7 +42,7 @@ def naming_file_in_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (WeightsError, OptionError) as error:
-        raise WeightsError(f"{file}: {error}") from None
+        raise WeightsError(f"{display_path(file)}: {error}") from None
 
 
 def write_weights(file: Path, state: State, input_spec: InputSpec) -> None:
@@ -101,7 +101,7 @@ def build_trained_model(
         wide = next((value.dtype for value in state.values() if value.is_floating_point()), torch.float32)
         model.to(wide).load_state_dict(state)
     except UserError as error:
-        raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
+        raise WeightsError(f"its model cannot be built: {error}") from None
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
             f"{folder.spec} is not the spec of these weights: {first_sentence(error)}. Restore it."

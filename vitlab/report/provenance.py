@@ -71,7 +71,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, trial.data) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
-    place, command, commit = _rerun_instructions(version, store)
+    place, command, commit = rerun_instructions(version, store)
     # Not the file: its run section may have addresses with passwords, and it lacks the changes of the command line.
     content = version and version.content
     study = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True) if content else ""
@@ -138,7 +138,7 @@ def describe_version(plan: Plan, store: Store) -> Iterator[str]:
         )
 
 
-def _rerun_instructions(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
+def rerun_instructions(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
     """Return folder, command and git commit to run the study again; executor and tracker do not affect the results."""
     run = study_folder.RunRecord() if version is None else version.run
     place = Path(run.folder)

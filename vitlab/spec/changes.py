@@ -39,8 +39,9 @@ def read_study(file: FilePath | str, changes: Values) -> tuple[Study | None, Doc
     Raises:
         SpecError: if the file is not a YAML mapping.
     """
-    document = read_document(file)
-    data, options, unknown = deep_copy(document.data), dict[Path, str](), []
+    problems = list[Problem]()
+    document = read_document(file, problems)
+    data, options = deep_copy(document.data), dict[Path, str]()
     for path, value in changes.items():
         if path.split(".")[0] in TOP_KEYS:
             # A design names its axes by dotted paths.
@@ -48,10 +49,10 @@ def read_study(file: FilePath | str, changes: Values) -> tuple[Study | None, Doc
             apply_change(data, keys, value)
             options[keys] = format_changes({path: value})
         else:
-            unknown.append(_unknown_path_problem(path, value, document))
+            problems.append(_unknown_path_problem(path, value, document))
     document = replace(document, data=data, written=document.data, changes=options)
     collected = collect_mistakes(Study, document.data, STAND_INS)
-    problems = [*unknown, *(document.problem(mistake.path, mistake.message) for mistake in collected.mistakes)]
+    problems += [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
     study = collected.value
     if problems and study is None:
         # The base is too incomplete to be validated; validate the rest of the study with another base.

@@ -121,8 +121,12 @@ class Document:
         return replace(self, data=data, places=places)
 
 
-def read_document(file: FilePath | str) -> Document:
+def read_document(file: FilePath | str, repeated: list[Problem] | None = None) -> Document:
     """Read a YAML file whose top level is a mapping.
+
+    Args:
+        file: the file.
+        repeated: a list to which the problems of repeated keys are added; without it, they are raised.
 
     Raises:
         SpecError: if it does not exist, is not a file, is too large, is not YAML, or repeats a key.
@@ -148,15 +152,16 @@ def read_document(file: FilePath | str) -> Document:
         raise refuse(message, len(before), len(before[-1].decode()) + 1) from None
     except OSError as error:
         raise refuse(f"cannot be read: {error.strerror}") from None
-    return parse_document(text, name)
+    return parse_document(text, name, repeated)
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(text: str, name: str, repeated: list[Problem] | None = None) -> Document:
     """Parse a YAML text whose top level is a mapping, see :func:`read_document`.
 
     Args:
         text: the text of the document.
         name: name of the file in error messages.
+        repeated: see :func:`read_document`.
 
     Raises:
         SpecError: if it is too large, is not YAML, or repeats a key.
@@ -189,13 +194,14 @@ def parse_document(text: str, name: str) -> Document:
         raise refuse(f"not YAML: {error}") from None
     except RecursionError:
         raise refuse(TOO_DEEP) from None
-    if reader.repeated:
-        raise SpecError(
-            [
-                Problem(name, *place, f"key '{key}' is given twice, first in line {first}", _line(lines, place[0]))
-                for key, place, first in reader.repeated
-            ]
-        )
+    problems = [
+        Problem(name, *place, f"key '{path[-1]}' is given twice, first in line {first}", _line(lines, place[0]), path)
+        for path, place, first in reader.repeated
+    ]
+    if repeated is not None:
+        repeated += problems
+    elif problems:
+        raise SpecError(problems)
     if not isinstance(data, dict):
         kind = "a list" if isinstance(data, list) else f"{data!r:.60}"
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {kind}", 1, 1)
@@ -226,7 +232,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.places: dict[Path, tuple[Place, Place]] = {}
-        self.repeated: list[tuple[str, Place, int]] = []  #: key, its place, and the line in which it stands first
+        self.repeated: list[tuple[Path, Place, int]] = []  #: path and place of a key, and the line of the first one
         self._entries: dict[yaml.Node, Entries] = {}
 
     def read(self, node: yaml.Node, path: Path = (), key: yaml.Node | None = None) -> Any:
@@ -245,9 +251,11 @@ class _Reader:
             raise _tag_not_allowed(node)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-        return {name: self.read(value, (*path, name), at) for name, (at, value) in self.mapping_entries(node).items()}
+        return {
+            name: self.read(value, (*path, name), at) for name, (at, value) in self.mapping_entries(node, path).items()
+        }
 
-    def mapping_entries(self, node: yaml.Node) -> Entries:
+    def mapping_entries(self, node: yaml.Node, path: Path = ()) -> Entries:
         """Return the entries of a mapping by name; those of ``<<: *alias`` come before its own, which replace them."""
         if node in self._entries:
             return self._entries[node]
@@ -260,7 +268,7 @@ class _Reader:
         for key, value in node.value:
             name, place = _require_key_name(key), _node_place(key)
             if name in first:
-                self.repeated.append((name, place, first[name][0]))
+                self.repeated.append(((*path, name), place, first[name][0]))
             first.setdefault(name, place)
             if key.tag != f"{TAG}merge":
                 own[name] = key, value

@@ -269,7 +269,7 @@ def serve_tracker_calls(descriptor: int) -> NoReturn:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
     threading.Thread(target=_relay_messages_then_exit, args=(driver, messages), daemon=True).start()
-    sending = threading.Lock()
+    sending = threading.RLock()  # what is collected while a record is sent may log, too
 
     def send(message: logging.LogRecord | str | None) -> None:
         with sending:
