@@ -104,7 +104,7 @@ def test_convert_to_other_resolution(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence_with_exit_code_2(tmp_path: Path) -> None:
     source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "b.pth"
     convert_to = ("weights", "convert", source, target, "--heads", 2, "--to")
-    assert "--image 3y4: write HxW" in refused(*convert_to, "timm", "--image", "3y4")
+    assert "--image: '3y4' is no size; write HxW" in refused(*convert_to, "timm", "--image", "3y4")
     assert "image height 18 is not a multiple of patch_size 4" in refused(*convert_to, "timm", "--image", "18")
     for wrong in (("tim",), ("timm", "--resample", "bilinear")):
         done = vitlab(*convert_to, *wrong)

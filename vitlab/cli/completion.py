@@ -76,7 +76,7 @@ def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a slot, or of the studies that ``list`` and ``show`` take in its place."""
     from vitlab.registry import SLOT_MODULES
 
-    return [*SLOT_MODULES, *{"list": STUDIES[:1], "show": STUDIES[1:]}.get(str(context.info_name), ())]
+    return [*SLOT_MODULES, *{"list": ["studies"], "show": ["study"]}.get(str(context.info_name), ())]
 
 
 def complete_component(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:

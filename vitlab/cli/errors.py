@@ -36,6 +36,12 @@ ALLOWED = re.compile(
 )
 ARMS = re.compile(r"\bArms: (.+)(?<! more)\.$")  #: names, in which a comma may be, unless there are too many for all
 ROW = re.compile(r"\bline (\d+)\b")  #: of a table, in whose messages it stands
+REWORDED = {
+    r"Invalid value for '\[?(.*?)\]?': ": r"\1: ",
+    "valid integer( range)?": "whole number",
+    "valid float( range)?": "number",
+    r"('\S*') is not one of": r"found \1; allowed:",
+}  #: pattern of click's words to ours
 SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
 
@@ -48,9 +54,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """
     if isinstance(error, click.UsageError) and error.ctx and not error.message.startswith("Usage: "):  # help of a group
         message = " ".join((error.message if hasattr(error, "possibilities") else error.format_message()).split())
-        message = re.sub(r"Invalid value for '\[?(.*?)\]?': ", r"\1: ", message)
-        message = re.sub("valid float( range)?", "number", re.sub("valid integer( range)?", "whole number", message))
-        message = re.sub(r"('\S*') is not one of", r"found \1; allowed:", message)
+        for pattern, words in REWORDED.items():
+            message = re.sub(pattern, words, message)
         hint = f"{_hint_at_word_or_change(error, error.ctx)} See '{error.ctx.command_path} --help'."
         error = click.UsageError(f"{message.removesuffix('.')}.{hint}")
     code, kind, text = _exit_code_kind_and_text(error)

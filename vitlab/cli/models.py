@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -118,8 +119,10 @@ def explain_command(
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
-        lines = [(line, name) for name, reason in reasons.items() for line in reason.splitlines()]
-        models_by_line = {line: [name for other, name in lines if other == line] for line, _ in lines}
+        models_by_line = defaultdict[str, list[str]](list)
+        for name, reason in reasons.items():
+            for line in reason.splitlines():
+                models_by_line[line].append(name)
         texts = (
             f"{'every model' if len(names) == len(models) > 1 else '; '.join(names)}: {line}"
             for line, names in models_by_line.items()
@@ -253,7 +256,6 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
     hub.
     """
     from vitlab.report.api import open_study
-    from vitlab.report.provenance import describe_version
 
     if str(target).startswith("hub:"):
         raise UserError(
@@ -261,9 +263,8 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
         )
     plan, store = open_study(study, out=out)
     planned = plan.find(arm, seed)
-    for sentence in describe_version(plan, store):
-        say(sentence)
-    say("importing PyTorch")
+    name = f"study {plan.study}@{plan.version[:8]}, arm {planned.arm}, seed {planned.seed}"
+    say(f"importing PyTorch, to export {name}")
     from vitlab.report import render
     from vitlab.runner.models import load_model
     from vitlab.weights.export import SUFFIX, export_and_verify
@@ -274,7 +275,6 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
     folder = target / to_safe_name(plan.study) / f"{folders[arm]}-s{planned.seed}"
     file = folder / f"model{SUFFIX[form]}"
     difference = export_and_verify(model, sees.info, sees.mean, sees.std, file, form)
-    name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
     text = model_card(name, sees, file, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
     for path in (file, folder / "README.md"):

@@ -80,8 +80,7 @@ def plan_command(
     sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if costs:
         sentences.append(_describe_costs(plan, costs))
-    missing = [trial for trial in plan.trials_with_keys if states[trial.name] != Ending.DONE]
-    sentences += [_describe_trials(plan, states), *describe_outdated(missing, store)]
+    sentences += [_describe_trials(plan, states), *describe_outdated(folders.values())]
     sentences += _describe_remaining_time(plan, store, states)
     columns = _arm_columns(plan, states, costs)
     click.echo(parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences), nl=False)
@@ -145,13 +144,11 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
     trials = Counter(planned.arm for planned in plan.trials_and_pending)
     by_state = Counter((planned.arm, states[planned.trial.name]) for planned in plan.trials)
     pending = {planned.arm for planned in plan.pending}
-    column, columns, engines = Columns(plan.arms), [], {arm.engine for arm in plan.arms if arm.engine}
-    for path in plan.paths:
-        texts = tuple(format_value(arm.values[path]) for arm in plan.arms)
-        columns.append(Column(path.rpartition(".")[2], texts, rank=6, right=False))
+    column, engines = Columns(plan.arms), {arm.engine for arm in plan.arms if arm.engine}
+    values = ((path, tuple(format_value(arm.values[path]) for arm in plan.arms)) for path in plan.paths)
     columns = [
         column("arm", lambda arm: arm.name, right=False),
-        *columns,
+        *(Column(path.rpartition(".")[2], texts, rank=6, right=False) for path, texts in values),
         column("against", lambda arm: arm.baseline or "", rank=1, right=False),
         column("trials", lambda arm: str(trials[arm.name])),
         column("cached", lambda arm: PENDING if arm.name in pending else str(by_state[arm.name, Ending.DONE])),
@@ -226,8 +223,11 @@ def _describe_trials(plan: Plan, states: States) -> str:
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
     """Yield how long trainings of the arms have taken, also under other code, and what that makes for the missing."""
     folders = [folder for item in plan.trials for folder in store.folders_of_codes(item.trial.key)]
-    results = [result for folder in folders if (result := folder.result()) is not None]
-    times = [result.circumstances.wall_s for result in results if result.status == Ending.DONE]  # others ended early
+    times = [
+        result.circumstances.wall_s
+        for folder in folders
+        if (result := folder.result()) and result.status == Ending.DONE  # others ended early
+    ]
     if not times:
         return
     missing = sum(states[item.trial.name] != Ending.DONE for item in plan.trials)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vitlab.report.api import Answer
 
 DETACH = "--detach"
-LOG = "driver.log"  #: of a run that was detached, in the study's folder
 BEGIN_S = 60.0  #: how long one may take until it holds the study; a busy machine imports torch slowly
 TAIL = 20  #: lines of its log that are shown where it does not get so far
 
@@ -146,7 +145,7 @@ def _start_detached(
     again = shlex.join(words)
     if runner := describe_driver(plan.study, store):
         raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
-    log = store.study(plan.study) / LOG
+    log = store.study(plan.study) / "driver.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     look = f"look    {status_command(plan, store)}"
     executor = registry.slot("executor").resolve_choice(study.run.executor)

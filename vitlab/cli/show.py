@@ -51,8 +51,8 @@ def list_command(slot: str | None, pattern: str | None) -> None:
         raise click.UsageError(f"PATTERN belongs to 'vitlab list weights'; type vitlab list {slot} | grep {pattern}")
     if slot in ("components", "slots"):  # what all of them are called
         slot = None
-    names = (*registry.SLOT_MODULES, STUDIES[0], "weights")
-    if slot not in (None, STUDIES[1], *names):
+    names = (*registry.SLOT_MODULES, "studies", "weights")
+    if slot not in (None, "study", *names):
         hint = nearest(str(slot), names) or f" For a component, an option or a study, type 'vitlab show {slot}'."
         raise UserError(f"no slot called '{slot}'.{hint} Slots: {', '.join(names)}.")
     if slot == "weights":
@@ -62,7 +62,7 @@ def list_command(slot: str | None, pattern: str | None) -> None:
     else:
         for name in registry.SLOT_MODULES:
             print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_entries(name)))
-        print_indented(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
+        print_indented(f"{'studies':12} ", ", ".join(packaged.packaged_studies()))
 
 
 @click.command()
@@ -98,7 +98,7 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
 def _find_slot_of_component(name: str) -> str:
     """Return the slot that has a component of this name, or ``study``; several of them, or none, raise UserError."""
     named = [(entry.name, entry.slot) for entry in registry.list_entries()]
-    named += [(study, STUDIES[1]) for study in packaged.packaged_studies()]
+    named += [(study, "study") for study in packaged.packaged_studies()]
     slots = list(dict.fromkeys(slot for other, slot in named if other == name.rpartition(":")[2]))
     if len(slots) == 1:
         return slots[0]

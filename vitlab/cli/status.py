@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,9 +22,12 @@ from vitlab.planning.study_folder import EARLIER, Version, format_differences, r
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import NewTree, flatten
 from vitlab.store.files import display_path, remove
-from vitlab.store.folders import PAUSED, STATUSES, Event, Store, TrialFolder
+from vitlab.store.folders import STATUSES, Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
+
+GATE = re.compile(r"(?=.*seeds=).*study=\S+-(check|[0-9a-f]{7})( |$)")
+"""Options of a run by which 'vitlab check' or 'ab' has named a study, after the study that it compares."""
 
 _latest_study_argument = click.argument("study", type=PATH, required=False, shell_complete=complete_study)
 
@@ -48,7 +51,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     plan, store = open_study(study or _find_latest_study_and_name_others(out), out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning, teachers = Counter[str](), Counter[str]()
-    reasons, in_progress = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
+    reasons, in_progress = defaultdict[str, list[Planned]](list), defaultdict[tuple[str, str], list[Planned]](list)
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     groups = [(planned, counts[planned.arm]) for planned in plan.trials]
@@ -57,9 +60,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         folder = store.folder(planned.trial)
         state = folder.state()
         if state in (Ending.DIVERGED, Ending.FAILED):
-            reasons.setdefault(_describe_state(folder), []).append(planned)
+            reasons[_describe_state(folder)].append(planned)
         if state in ("running", "paused"):
-            in_progress.setdefault((planned.arm, state), []).append(planned)
+            in_progress[planned.arm, state].append(planned)
         count[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
@@ -88,17 +91,17 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         columns.append(Column(state, cells, rank=0 if any(cells) else 1))  # narrow terminals leave out empty columns
     if skipped:
         columns.append(Column("", tuple(skipped.get(name, "") for name in rows), right=False))
-    if driver:
-        log = store.study(plan.study) / "driver.log"
-        progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
     if failures:
         logs = shlex.join(["vitlab", "logs", plan.study, *store.out_option])
         failures.append(f"'{logs} --arm ARM --seed N' shows what a trial wrote.")
-    total = sum(rows.values(), Counter[str]())
-    if total & Counter([Ending.FAILED, PAUSED, "missing"]) and not driver:
+    states = {state for row in rows.values() for state in row}
+    if driver:
+        log = store.study(plan.study) / "driver.log"
+        progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
+    elif states - {Ending.DONE, Ending.DIVERGED}:
         place, again, _ = rerun_instructions(read_version(store.study(plan.study), plan.version), store)
-        again += " --retry-failed" * bool(total[Ending.FAILED])
-        failures.append(f"{place}, this trains what has no result: {again}")
+        retry = Ending.FAILED in states
+        failures.append(f"{place}, this trains what has no result: {again}{' --retry-failed' * retry}")
     click.echo(parts_to_text(columns, *describe_version(plan, store), *progress, *failures), nl=False)
 
 
@@ -154,9 +157,7 @@ def studies_command(out: Path) -> None:
         return
     if not studies:
         say(f"no study has been run in {out}")
-    gate_studies = [
-        study["study"] for study in studies if _is_made_by_check_or_ab(read_versions(store.study(study["study"])))
-    ]
+    gate_studies = [study["study"] for study in studies if GATE.match(study["versions"][0]["set"])]
     for study in studies:
         if study["study"] not in gate_studies:
             _print_study_versions(study)
@@ -196,12 +197,6 @@ def _format_verdict_counts(plan: Plan, store: Store) -> str:
     rows = json.loads(report.render(plan, store, "json"))["arms"]
     counts = Counter(row["verdict"] for row in rows if row["pairs"] or row["lost"])  # baselines have none
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
-
-
-def _is_made_by_check_or_ab(versions: Sequence[Version]) -> bool:
-    """Return whether 'vitlab check' or 'ab' has named a study, after the study that it compares."""
-    changes = versions[0].changes if versions else {}
-    return "seeds" in changes and re.fullmatch(".+-(check|[0-9a-f]{7})", str(changes.get("study"))) is not None
 
 
 def _print_study_versions(study: NewTree) -> None:

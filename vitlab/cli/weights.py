@@ -9,10 +9,9 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.options import PATH
-from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.weights.architecture import Architecture, ModelFacts
+    from vitlab.weights.architecture import Architecture
     from vitlab.weights.conversion import Inspection
 
 FORMATS = ("timm", "torchvision", "hf", "google")
@@ -21,8 +20,22 @@ RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
 _file = click.argument("file", type=PATH)
 _from = click.option("--from", "form", type=click.Choice(FORMATS), help="Recognised without it.")
 _heads = click.option("--heads", type=click.IntRange(min=1), help="Attention heads, which the tensors do not show.")
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Parse a size such as ``14x14``, or ``14`` for a square."""
+    sides = text.lower().split("x")
+    if not (len(sides) in (1, 2) and all(side.isdecimal() and int(side) > 0 for side in sides)):
+        raise click.BadParameter(f"'{text}' is no size; write HxW, such as 14x14, or one number for a square.")
+    return int(sides[0]), int(sides[-1])
+
+
 _source_grid = click.option(
-    "--source-grid", metavar="HxW", help="Grid of patches of the positions in the file, if it is not square."
+    "--source-grid",
+    "grid",
+    type=parse_size,
+    metavar="HxW",
+    help="Grid of patches of the positions in the file, if it is not square.",
 )
 
 
@@ -36,15 +49,16 @@ def weights_command() -> None:
 @_from
 @_heads
 @_source_grid
-def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None) -> None:
+def inspect(file: Path, form: str | None, **facts: Any) -> None:
     """Show what is in a file of weights.
 
     That is its format, the model it belongs to, and what does not fit. FILE may be timm:NAME or hub:ORG/NAME, which
     are fetched.
     """
+    from vitlab.weights.architecture import ModelFacts
     from vitlab.weights.conversion import inspect as look
 
-    inspected = look(_fetch_if_named(file), form, _model_facts(heads, source_grid))
+    inspected = look(_fetch_if_named(file), form, ModelFacts(**facts))
     rows = _inspection_rows(inspected)
     if wants_json():
         print_json({name.replace(" ", "_"): value for name, value in rows.items()})
@@ -60,7 +74,9 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 @click.argument("target", type=PATH)
 @_from
 @click.option("--to", required=True, type=click.Choice(FORMATS))
-@click.option("--image", metavar="HxW", help="Resample positions to this image size; one number for a square.")
+@click.option(
+    "--image", type=parse_size, metavar="HxW", help="Resample positions to this image size; one number for a square."
+)
 @click.option("--resample", default="timm", type=click.Choice(RESAMPLINGS), help="Library whose method is used.")
 @click.option(
     "--head", type=click.Choice(["keep", "drop"]), default="keep", help="Also of a hidden layer (pre-logits) before it."
@@ -77,9 +93,8 @@ def convert(
     target: Path,
     form: str | None,
     to: str,
-    image: str | None,
     heads: int | None,
-    source_grid: str | None,
+    grid: tuple[int, int] | None,
     **options: Any,
 ) -> list[str]:
     """Write weights in another format.
@@ -88,6 +103,7 @@ def convert(
     tensor that the other format cannot hold is an error. SOURCE may be timm:NAME or
     hub:ORG/NAME, which are fetched.
     """
+    from vitlab.weights.architecture import ModelFacts
     from vitlab.weights.conversion import convert_weights_file as write
 
     files, notes = write(
@@ -95,8 +111,7 @@ def convert(
         target,
         to,
         source_format=form,
-        facts=_model_facts(heads, source_grid),
-        image=parse_size("--image", image),
+        facts=ModelFacts(heads=heads, grid=grid),
         **options,
     )
     for note in notes:
@@ -112,22 +127,6 @@ def _fetch_if_named(file: Path) -> Path:
     from vitlab.weights.opening import fetch_by_name
 
     return fetch_by_name("timm" if kind == "timm" else "hub", name)
-
-
-def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
-    """Parse a size such as ``14x14``, or ``14`` for a square."""
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if not (len(sides) in (1, 2) and all(side.isdecimal() and int(side) > 0 for side in sides)):
-        raise UserError(f"{option} {text}: write HxW, such as 14x14, or one number for a square")
-    return int(sides[0]), int(sides[-1])
-
-
-def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
-    from vitlab.weights.architecture import ModelFacts
-
-    return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 
 
 def _inspection_rows(inspected: Inspection) -> dict[str, Any]:

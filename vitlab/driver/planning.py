@@ -17,7 +17,6 @@ from vitlab.errors import (
     BrokenComponent,
     ClashError,
     DataError,
-    OptionError,
     Problem,
     SpecError,
     UnknownComponent,
@@ -102,13 +101,11 @@ def plan_study(
         mistakes = error.mistakes
         if any(cause.path[:2] == ("plugins", "require") for cause in problems):  # the plugin may have the component
             mistakes = [each for each in mistakes if not re.match(r"no \w+ called '", each.message)]
-        # Of a repeated key, nobody knows which value is meant.
-        repeated = [each for each in problems if "' is given twice" in each.message]
-        places = {each.path for each in repeated}
+        repeated = document.repeated  # nobody knows which value is meant
         mistakes = [
             each
             for each in mistakes
-            if each in repeated or places.isdisjoint(each.path[: at + 1] for at in range(len(each.path)))
+            if each in repeated or not any(each.path[: len(key.path)] == key.path for key in repeated)
         ]
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
         raise SpecError(
@@ -126,14 +123,22 @@ def plan_study(
 
 
 def _notes_on_data_and_averages(plan: Plan, document: Document, store: Store) -> list[str]:
-    """Return notes on the data of this machine, and on averages of weights by their number of images."""
+    """Return notes on the data of this machine, and on averages of weights by their number of images.
+
+    Raises:
+        SpecError: with the pictures that cannot be read.
+    """
     from vitlab.data.prepare import DataSource
     from vitlab.planning.sources import notes_on_short_ema
 
-    about_data = _check_data_and_collect_notes(plan, document)
+    distinct = {str(data): data for data in (item.trial.spec.data for item in plan.trials_and_pending)}
+    try:
+        about_data = [note for data in distinct.values() for note in DataSource(data).check_pictures_and_note()]
+    except DataError as error:
+        raise SpecError([document.problem(("base", "data"), str(error))]) from None
     missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
     about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-    return [*about_averages, *about_data, *missing]
+    return [*about_averages, *dict.fromkeys(about_data), *missing]
 
 
 def _attribute_problems_to_changes(
@@ -372,23 +377,6 @@ def _require_whole_batches(plan: Plan, run: RunSpec, document: Document) -> None
             raise SpecError([document.problem(("run", name), sentence)])
 
 
-def _check_data_and_collect_notes(plan: Plan, document: Document) -> list[str]:
-    """Return the notes on each data set of a plan.
-
-    Raises:
-        SpecError: with the pictures that cannot be read.
-    """
-    from vitlab.data.prepare import DataSource
-
-    distinct = {str(data): data for data in (item.trial.spec.data for item in plan.trials_and_pending)}
-    try:
-        return list(
-            dict.fromkeys(note for data in distinct.values() for note in DataSource(data).check_pictures_and_note())
-        )
-    except DataError as error:
-        raise SpecError([document.problem(("base", "data"), str(error))]) from None
-
-
 def _reasons_for_missing_data(plan: Plan, store: Store) -> list[str]:
     """Return the reason for each data set that a missing trial needs and this machine does not have.
 
@@ -420,10 +408,8 @@ def _check_run_section(study: Study, document: Document) -> list[Problem]:
     """Return the problems of the engine, the executor and the tracker, which are part of no trial's identity."""
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
-        try:
-            slot(name).resolve_choice(choice)
-        except OptionError as error:
-            problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+        faults = slot(name).check_choice(choice).faults
+        problems += [document.problem(("run", name, *path), sentence) for path, sentence in faults]
     executor, nodes = slot("executor"), study.run.resources.nodes
     if not problems and nodes > 1 and not executor.get(study.run.executor.type).several_nodes:
         sentence = (

@@ -54,7 +54,7 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
             "again."
         )
     _report_trials_lacking_weights(stage, trials, session)
-    for sentence in describe_outdated((planned.trial for planned in todo), session.store):
+    for sentence in describe_outdated(session.store.folder(planned.trial) for planned in todo):
         session.watch.say(sentence)
     session.watch.on_plan(stage, todo, session.store)
     try:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import Interrupted, UserError, format_count, nearest
-from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration
 from vitlab.spec import RunSpec
@@ -162,9 +161,9 @@ def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
     return list(trials_by_name.values())
 
 
-def describe_outdated(missing: Iterable[Trial], store: Store) -> Iterator[str]:
-    """Yield a sentence on the missing trials that have a result of other code, if there are some."""
-    if count := sum(any(folder.done() for folder in store.folders_of_codes(trial.key)) for trial in missing):
+def describe_outdated(folders: Iterable[TrialFolder]) -> Iterator[str]:
+    """Yield a sentence on the missing ones of some trials that have a result of other code, if there are any."""
+    if count := sum(not folder.done() and any(folder.path.parent.glob("*/result.json")) for folder in folders):
         yield (
             f"{format_count(count, 'missing trial')} ended before under other code: vitlab, a package or a file of "
             "--plugin has changed. The earlier results are kept and not used."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import DataError, Fault, GeometryError, OptionError, Path, WeightsError, nearest
+from vitlab.errors import DataError, Fault, GeometryError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -193,11 +193,14 @@ class Resolver:
             value = value_at(draft.plain, path)
             if isinstance(value, Mapping) and value_at(draft.tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
-            choice, option_error = self._try_resolve_choice(name, value)
-            if option_error is not None:
-                draft.add_faults(*option_error.faults, below=path)
-                draft.wrong[path] = option_error.wrong
-            if choice is None:
+            if value is None:
+                continue  # reported by TrialSpec
+            checked = slot(name).check_choice(value)
+            if checked.faults:
+                draft.add_faults(*checked.faults, below=path)
+                draft.wrong[path] = checked.wrong
+            choice = checked.sound
+            if not isinstance(choice, ResolvedChoice):
                 continue
             if path in (("model",), ("data",)):
                 setattr(draft, str(path[0]), choice)
@@ -290,11 +293,10 @@ class Resolver:
             return  # reported by TrialSpec
         choices: list[ResolvedChoice] = []
         for index, value in enumerate(values):
-            choice, error = self._try_resolve_choice("metric", value)
-            if error is not None:
-                draft.add_faults(*error.faults, below=(*METRICS, index))
-            elif choice is not None:
-                choices.append(choice)
+            checked = slot("metric").check_choice(value)
+            draft.add_faults(*checked.faults, below=(*METRICS, index))
+            if not checked.faults and isinstance(checked.sound, ResolvedChoice):
+                choices.append(checked.sound)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
             indices, faults = import_slot("metric").indices_of_extra_metrics(draft.info, choices, without_labels)
@@ -441,15 +443,6 @@ class Resolver:
             versions=self._surroundings.versions,
             notes=frozenset(notes).union(*(other.trial.notes for other in draft.needs.values())),
         )
-
-    def _try_resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
-        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
-        if value is None:
-            return None, None  # reported by TrialSpec
-        try:
-            return slot(name).resolve_choice(value), None
-        except OptionError as error:
-            return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
 
 def _is_mup(model: ResolvedChoice) -> bool:

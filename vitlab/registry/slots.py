@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
+from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, closest, nearest
 from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
@@ -38,6 +38,7 @@ from vitlab.spec.mistakes import NESTED, collect_mistakes, foreign_model_hint
 from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
+Written = Choice | str | Tree | Sequence[Any]  #: forms of a choice in a study file
 UNVERSIONED = "unversioned"
 """Version of a component that a notebook, a script or an imported module has registered, for this process alone."""
 
@@ -204,7 +205,7 @@ class Slot(Generic[T]):
         """Return the pydantic model of a component's options, derived from its signature."""
         return options_model(component, self.shared or Options)  # type: ignore[arg-type]  # a type has a hash
 
-    def resolve_choice(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
+    def resolve_choice(self, choice: Written) -> ResolvedChoice:
         """Find the component and complete its options, nested choices included.
 
         If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
@@ -226,10 +227,11 @@ class Slot(Generic[T]):
             if not isinstance(choice, list | tuple):
                 raise
             # The paths of faults in a list begin with an index in the list.
-            if len(choice) == 1:
-                raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
             raise OptionError(
-                [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
+                [
+                    ((0, *path) if len(choice) == 1 else path[1:] if path[:1] == (PARTS,) else path, sentence)
+                    for path, sentence in error.faults
+                ]
             ) from None
 
     def _resolve(self, choice: Choice) -> ResolvedChoice:
@@ -240,7 +242,7 @@ class Slot(Generic[T]):
                 raise OptionError(
                     [((), f"one {self.name} belongs here, found a list of {len(choice.options[PARTS])}")]
                 ) from None
-            guess = self._try_resolve_as_nearest(choice, str(error))
+            guess = self._check_as_nearest(choice)
             faults = [(("type",), str(error)), *guess.faults]
             raise OptionError(faults, guess.sound, wrong={"type", *guess.wrong}) from None
         model = self.options(component)
@@ -275,35 +277,34 @@ class Slot(Generic[T]):
         assert result is not None
         return result
 
-    def _try_resolve_as_nearest(self, choice: Choice, message: str) -> OptionError:
+    def check_choice(self, choice: Written) -> OptionError:
+        """Return the mistakes of :meth:`resolve_choice`, none if the choice is sound, with the sound choice."""
+        try:
+            return OptionError([], self.resolve_choice(choice))
+        except OptionError as error:
+            return error
+
+    def _check_as_nearest(self, choice: Choice) -> OptionError:
         """Return the mistakes of the options of a misspelt component, as options of the one that is meant.
 
         That differs in case, or is the only one that is one edit away, and has the same digits.
-
-        Args:
-            choice: the misspelt component.
-            message: the message about its name, which suggests the nearest.
         """
         # Not those of plugins that are not imported, which may be broken.
         known = {*built_ins(self.name), *(one for _, one in self.components)}
         lower = choice.type.casefold()  # of which one letter, or the order of two, is wrong
         length = len(lower)
         near = get_close_matches(lower, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
-        is_suggested = f"Did you mean '{near and near[0]}'" in message  # not a synonym
+        meant = closest(choice.type, self.names()) or ""  # perhaps by a synonym
         if (
-            is_suggested
-            and (len(near) == 1 or near[0] == lower)
-            and abs(len(near[0]) - length) < 2
-            and re.findall(r"\d", near[0]) == re.findall(r"\d", lower)
+            (near == [meant] or meant == lower)
+            and abs(len(meant) - length) < 2
+            and re.findall(r"\d", meant) == re.findall(r"\d", lower)
         ):
             with suppress(BrokenComponent):  # by one of the options
-                try:
-                    return OptionError([], self._resolve(Choice(near[0], choice.options)))
-                except OptionError as error:
-                    return error
+                return self.check_choice(Choice(meant, choice.options))
         return OptionError([])
 
-    def build(self, choice: Choice | str | Tree | Sequence[Any], *context: Any) -> T:
+    def build(self, choice: Written, *context: Any) -> T:
         """Construct the component of a choice; ``context`` holds its positional arguments.
 
         Raises:

@@ -39,8 +39,8 @@ def read_study(file: FilePath | str, changes: Values) -> tuple[Study | None, Doc
     Raises:
         SpecError: if the file is not a YAML mapping.
     """
-    problems = list[Problem]()
-    document = read_document(file, problems)
+    document = read_document(file)
+    problems = [*document.repeated]
     data, options = deep_copy(document.data), dict[Path, str]()
     for path, value in changes.items():
         if path.split(".")[0] in TOP_KEYS:
@@ -99,7 +99,7 @@ def add_path_of_same_key(problem: Problem, paths: Mapping[str, str]) -> Problem:
     """Return a mistake; on an unknown key, with the path at which there is one of that name."""
     form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'\?)?)((?: Allowed here| Options|$).*)"
     match = re.fullmatch(form, problem.message)
-    if match is None or match[2] not in paths or full_path(paths[match[2]]).split(".") == [*problem.path]:
+    if match is None or match[2] not in paths:
         return problem
     in_design = problem.path[:1] == ("design",)
     path = paths[match[2]] if in_design else full_path(paths[match[2]])

@@ -180,10 +180,6 @@ def _expand_levels(levels: Levels, here: Path) -> list[Changes]:
     ]
 
 
-def _expand_one_at_a_time(levels: Levels, here: Path) -> list[Changes]:
-    return [Changes(), *_expand_levels(levels, here)]
-
-
 def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
     of, direction, here = design.of, design.direction, (*place, "of")
     # A name of a part with its changes, or a path.
@@ -267,7 +263,7 @@ def _expand_grid(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
 
 
 KINDS: Mapping[str, Callable[[Any, Path], list[Changes]]] = {
-    "one_at_a_time": _expand_one_at_a_time,
+    "one_at_a_time": lambda levels, here: [Changes(), *_expand_levels(levels, here)],
     "leave_one_out": _expand_leave_one_out,
     "grid": _expand_grid,
     "zip": _expand_zip,

@@ -438,10 +438,10 @@ ANSWERS = {
     ),
     "FILE is an argument, as in 'vitlab run FILE'": "config config_file",
     "type 'vitlab run FILE'": "vitlab_train vitlab_fit vitlab_start",
-    "write tune: {knobs: {train.optimizer.lr: [1e-3, 3e-3]}} in the study file, and type 'vitlab run FILE'": (
+    "write tune: {knobs: {PATH: [VALUE, VALUE]}} in the study file, and type 'vitlab run FILE'": (
         "vitlab_tune vitlab_search vitlab_optimize vitlab_hpo"
     ),
-    "Ctrl-C stops a run, 'kill PID' one of the background, whose process 'vitlab status' names; its command resumes it": (
+    "Ctrl-C stops a run, 'kill PID' one in the background: 'vitlab status' names its process; its command resumes it": (
         "vitlab_kill vitlab_stop vitlab_cancel vitlab_abort vitlab_pause"
     ),
     "'vitlab run FILE' evaluates, too; 'vitlab report STUDY' prints the values": (

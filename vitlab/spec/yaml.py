@@ -71,6 +71,7 @@ class Document:
     """``data`` of the file, without the changes of the command line."""
     changes: Mapping[Path, str] = field(default_factory=dict)
     """Path of a value that the command line has set, to the option that set it."""
+    repeated: tuple[Problem, ...] = ()  #: keys that are given twice; ``data`` has the last value
 
     @property
     def is_mapping(self) -> bool:
@@ -121,15 +122,11 @@ class Document:
         return replace(self, data=data, places=places)
 
 
-def read_document(file: FilePath | str, repeated: list[Problem] | None = None) -> Document:
+def read_document(file: FilePath | str) -> Document:
     """Read a YAML file whose top level is a mapping.
 
-    Args:
-        file: the file.
-        repeated: a list to which the problems of repeated keys are added; without it, they are raised.
-
     Raises:
-        SpecError: if it does not exist, is not a file, is too large, is not YAML, or repeats a key.
+        SpecError: if it does not exist, is not a file, is too large, or is not YAML.
     """
     path, name = FilePath(file), str(file)
     refuse = partial(_error_at, name, ())
@@ -152,19 +149,18 @@ def read_document(file: FilePath | str, repeated: list[Problem] | None = None) -
         raise refuse(message, len(before), len(before[-1].decode()) + 1) from None
     except OSError as error:
         raise refuse(f"cannot be read: {error.strerror}") from None
-    return parse_document(text, name, repeated)
+    return parse_document(text, name)
 
 
-def parse_document(text: str, name: str, repeated: list[Problem] | None = None) -> Document:
+def parse_document(text: str, name: str) -> Document:
     """Parse a YAML text whose top level is a mapping, see :func:`read_document`.
 
     Args:
         text: the text of the document.
         name: name of the file in error messages.
-        repeated: see :func:`read_document`.
 
     Raises:
-        SpecError: if it is too large, is not YAML, or repeats a key.
+        SpecError: if it is too large, or is not YAML.
     """
     # Lines as YAML counts them; str.splitlines has other separators.
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
@@ -188,24 +184,20 @@ def parse_document(text: str, name: str, repeated: list[Problem] | None = None) 
         raise refuse(message, line, column) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
-        what = f"not YAML: a character that cannot be printed, {_format_code_point(text[error.position])}"
+        what = f"not YAML: a character that cannot be printed, U+{ord(text[error.position]):04X}"
         raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
     except RecursionError:
         raise refuse(TOO_DEEP) from None
-    problems = [
+    repeated = tuple(
         Problem(name, *place, f"key '{path[-1]}' is given twice, first in line {first}", _line(lines, place[0]), path)
         for path, place, first in reader.repeated
-    ]
-    if repeated is not None:
-        repeated += problems
-    elif problems:
-        raise SpecError(problems)
+    )
     if not isinstance(data, dict):
         kind = "a list" if isinstance(data, list) else f"{data!r:.60}"
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {kind}", 1, 1)
-    return Document(name, data, reader.places, lines, written=data)
+    return Document(name, data, reader.places, lines, written=data, repeated=repeated)
 
 
 def read_value(text: str) -> Any:
@@ -215,9 +207,12 @@ def read_value(text: str) -> Any:
         ValueError: if it is not a value, with the reason.
     """
     try:
-        return parse_document(f"value: {text}\n" if text.strip() else "value:\n", "").data["value"]
+        document = parse_document(f"value: {text}\n" if text.strip() else "value:\n", "")
+        if document.repeated:
+            raise SpecError(document.repeated)
     except SpecError as error:
         raise ValueError(error.problems[0].message) from None
+    return document.data["value"]
 
 
 def _error_at(name: str, lines: tuple[str, ...], message: str, line: int = 0, column: int = 0) -> SpecError:
@@ -342,11 +337,7 @@ def _check_printable(node: yaml.ScalarNode) -> None:
         raise _not_allowed(node, PATH_IN_QUOTES)
     for character in node.value:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
-            raise _not_allowed(node, f"a character that cannot be printed, {_format_code_point(character)}; remove it")
-
-
-def _format_code_point(character: str) -> str:
-    return f"U+{ord(character):04X}"
+            raise _not_allowed(node, f"a character that cannot be printed, U+{ord(character):04X}; remove it")
 
 
 def _node_place(node: yaml.Node) -> Place:
