@@ -94,7 +94,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if failures:
         logs = shlex.join(["vitlab", "logs", plan.study, *store.out_option])
         failures.append(f"'{logs} --arm ARM --seed N' shows what a trial wrote.")
-    states = {state for row in rows.values() for state in row}
+    states = {*chain.from_iterable(rows.values())}
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
