@@ -981,7 +981,7 @@ def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Pa
     _, printed, _ = call("status", "tiny", "--out", out)
     assert "\nbaseline: seeds 0, 1 paused, at step 2 to 3 of 4\n" in printed
     assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed
-    assert "this trains what has no result: vitlab run " in printed and "--retry-failed" not in printed
+    assert "this trains what has no result:\nvitlab run " in printed and "--retry-failed" not in printed
     _, printed, _ = call("plan", ran[0], "--out", out)
     head, *rows = (line.split() for line in printed.splitlines() if line.startswith((" arm", " baseline", " position")))
     at = head.index("paused") - len(head)

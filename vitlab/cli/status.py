@@ -101,7 +101,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     elif states - {Ending.DONE, Ending.DIVERGED}:
         place, again, _ = rerun_instructions(read_version(store.study(plan.study), plan.version), store)
         retry = Ending.FAILED in states
-        failures.append(f"{place}, this trains what has no result: {again}{' --retry-failed' * retry}")
+        failures += [f"{place}, this trains what has no result:", f"{again}{' --retry-failed' * retry}"]
     click.echo(parts_to_text(columns, *describe_version(plan, store), *progress, *failures), nl=False)
 
 
