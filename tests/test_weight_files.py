@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,37 @@ def test_journal_records_differences_of_function(tmp_path: Path) -> None:
     ):
         assert sentence in note
     assert "trained in it is" not in str(start(tmp_path, file).events()[0][0].body.get("note"))
+
+
+def test_checkpoint_of_timm_with_averaged_weights_opens_at_the_last_ones(tmp_path: Path) -> None:
+    last, average = vit(), vit()
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.mul_(2)
+    optimizer = torch.optim.SGD(last.parameters(), 0.1)
+    saver = timm.utils.CheckpointSaver(
+        last,
+        optimizer,
+        args=argparse.Namespace(model="vit"),
+        model_ema=timm.utils.ModelEmaV3(average),
+        checkpoint_dir=str(tmp_path),
+        recovery_dir=str(tmp_path),
+    )
+    saver.save_checkpoint(0)
+    file = tmp_path / "checkpoint-0.pth.tar"
+    key = "the tensors are under the key 'state_dict'"
+    averages = (
+        "; the averaged weights under 'state_dict_ema' were not read: save them as a file of their own to use them"
+    )
+    assert f"opened             {key}{averages}\n" in vitlab("weights", "inspect", file, "--heads", 2).stdout
+    folder = start(tmp_path, file)
+    assert f"; of the weights it starts from: {key}{averages}" in folder.events()[0][0].body["note"]
+    assert torch.equal(canonical(folder)["blocks.0.norm1.weight"], last.state_dict()["blocks.0.norm1.weight"])
+
+    saver = timm.utils.CheckpointSaver(last, optimizer, checkpoint_dir=str(tmp_path), recovery_dir=str(tmp_path))
+    saver.save_checkpoint(1)
+    text = vitlab("weights", "inspect", tmp_path / "checkpoint-1.pth.tar", "--heads", 2).stdout
+    assert f"opened             {key}\n" in text
 
 
 def test_training_continues_from_loaded_weights(tmp_path: Path) -> None:

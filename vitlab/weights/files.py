@@ -35,7 +35,10 @@ SUFFIXES: Mapping[str, Container] = {
 }
 """Suffixes of weight files, and the container that each stands for."""
 
-WRAPPERS = ("state_dict", "model", "model_ema", "state_dict_ema")
+AVERAGES = ("model_ema", "state_dict_ema")
+"""Keys of weights averaged during a training, which a file has beside the last ones."""
+
+WRAPPERS = ("state_dict", "model", *AVERAGES)
 """Keys of weights in the files of training scripts, beside an optimizer's state; the first that exists is opened."""
 
 PREFIX = 512  #: bytes in which the name of the first member of an archive ends

@@ -25,7 +25,7 @@ from vitlab.models.trained import HEADER as TRIAL
 from vitlab.models.trained import build_trained_model, naming_file_in_errors
 from vitlab.models.vit import ViT
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
-from vitlab.weights.files import WeightFile, read_file
+from vitlab.weights.files import AVERAGES, WeightFile, read_file
 from vitlab.weights.formats import (
     Format,
     GoogleFormat,
@@ -78,7 +78,10 @@ class Checkpoint:
     def wrapper_note(self) -> str:
         """A sentence on the keys that wrap the tensors; empty if there are none."""
         names = self.contents.wrappers
-        return f"the tensors are under the key {' and '.join(repr(name) for name in names)}" if names else ""
+        note = f"the tensors are under the key {' and '.join(map(repr, names))}" if names else ""
+        for name in set(AVERAGES).intersection(self.contents.other_keys):
+            note += f"; the averaged weights under '{name}' were not read: save them as a file of their own to use them"
+        return note
 
     def notes(self, model: Architecture, removed: tuple[str, ...]) -> tuple[str, ...]:
         """Return one sentence for each wrapper, assumption and omission."""
