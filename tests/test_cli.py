@@ -851,6 +851,16 @@ def test_narrow_plan_keeps_the_engines_of_arms_that_differ(
     assert ("loop" in table and "vmap" in table) if "loop" in engines else "vmap" not in table
 
 
+def test_plan_says_how_to_have_one_engine_if_arms_have_several(tmp_path: Path) -> None:
+    study = {"base.train.ema": {"decay": 0.9}, "design": {"arms": {"baseline": {}, "plain": {"train.ema": None}}}}
+    changes = [word for key, value in study.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    hint = "Engines round differently. To compute all arms alike, set run.engine: loop before the first run."
+    both = call("plan", "quickstart", *changes, "--out", tmp_path)[1]
+    assert "Engine batch_last on" in both and "Engine loop on" in both and hint in " ".join(both.split())
+    alike = call("plan", "quickstart", *changes, "--set", "run.engine=loop", "--out", tmp_path)[1]
+    assert "plain" in alike and "batch_last" not in alike and "Engines round" not in alike
+
+
 def test_prerequisites_have_the_seed_of_the_trial_that_needs_them(tmp_path: Path) -> None:
     """Also if no stream that initialises them varies."""
     small = {"model": {"type": "vit", "size": "pico", "patch_size": 4}, "train": {"steps": 1}}
