@@ -65,6 +65,7 @@ from vitlab.report.api import Answer
 from vitlab.report.formats import parts_to_text
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
+from vitlab.report.notes import notes as report_notes
 from vitlab.report.page import trial_columns
 from vitlab.report.report import state_digest
 from vitlab.report.sections import Findings, Image, all_sections, curves
@@ -444,6 +445,16 @@ def test_report_names_better_direction_once(goal, sentence, tmp_path, undrawn):
     for form in ("terminal", "md"):
         assert text_of(plan, store, form).count(" is better.") == text_of(plan, store, form).count(sentence) == 1
     assert f"judged by val/loss ({sentence[10:-1]}, last evaluation)</p>" in text_of(plan, store, "html")
+
+
+@pytest.mark.parametrize(("images", "noted"), [(9, True), (49, True), (50, False)])
+def test_note_says_what_one_image_of_a_small_split_is_worth(images, noted, tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    results = dataclasses.replace(StudyResults.read(plan, store), quantum=1 / images)
+    notes = [note for note in report_notes(results, (), ()) if note.startswith("Warning: val/accuracy is of")]
+    assert len(notes) == noted
+    if noted:
+        assert f"is of {images} images, and one of them is {100 / images:.1f} points; " in notes[0]
 
 
 def test_step_of_count_widens_interval_of_equal_values(tmp_path):

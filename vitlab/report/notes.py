@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
+MAX_SHARE = 0.02  #: of one image in the metric, without a note
 RATE = "train.optimizer.lr"
 NUMERICS = (
     "torch",
@@ -86,6 +87,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_note_looks(plan, rows),
         *_note_controls(plan, rows),
         *notes_from_values(results, rows),
+        *_note_few_images(results),
         *_note_varied_streams(results),
         *_note_seed_scatter(plan, rows),
         *_note_untuned_learning_rate(plan),
@@ -440,6 +442,17 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
             "Seeds that collapse fall far behind the others. An arm with none among "
             f"{format_count(min(sizes), 'seed')} may still have them in up to {rate:.0f} % of its trainings (exact "
             "binomial bound, 95 %)."
+        )
+
+
+def _note_few_images(results: StudyResults) -> Iterator[str]:
+    plan, share = results.plan, results.quantum
+    facts = plan.facts(plan.analysis.metric)
+    if facts is not None and facts.quantum and share > MAX_SHARE:
+        scale = Scale.of(plan.analysis.metric, plan.units)
+        yield (
+            f"Warning: {plan.analysis.metric} is of {round(facts.quantum / share)} images, and one of them is "
+            f"{scale.amount(share, 1)}; other images of the kind may give another verdict. Judge by more images."
         )
 
 
