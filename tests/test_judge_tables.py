@@ -703,6 +703,8 @@ def test_looks_share_alpha_as_in_a_study(tmp_path: Path) -> None:
     thrice = judge(frame, metric="loss", arm="arm", looks=[3, 4, 6])
     assert thrice["look"].tolist()[1:] == [3, 3] and thrice["looks"].tolist()[1:] == [3, 3]
     assert (thrice["difference"] - once["difference"]).abs().max() < 1e-12
+    assert all(", corrected for 2 comparisons and 3 looks)" in answer for answer in thrice.answers)
+    assert not any("looks" in answer for answer in once.answers)
     share = sequential_levels((3, 4, 6), 0.05, 2)[-1] / 0.05
     assert thrice["p_corrected"][1:].tolist() == pytest.approx([min(1.0, p / share) for p in once["p_corrected"][1:]])
     far = frame.assign(loss=frame["loss"] + 100.0 * (frame["arm"] == "b"))
@@ -710,3 +712,20 @@ def test_looks_share_alpha_as_in_a_study(tmp_path: Path) -> None:
     assert decided["look"].tolist()[1:] == [1, 3]
     with pytest.raises(UserError, match="looks: the last look is at all seeds, 6"):
         judge(frame, metric="loss", arm="arm", looks=[3, 4])
+    with pytest.raises(UserError, match="looks: looks are at seeds; name their column with seed"):
+        judge(frame.drop(columns="seed"), metric="loss", arm="arm", looks=[3, 6])
+
+
+@pytest.mark.parametrize(("pairs", "arms", "too_few"), [(5, 2, True), (6, 2, False), (6, 3, True), (7, 3, False)])
+def test_sign_flip_of_too_few_pairs_says_that_it_cannot_decide(pairs: int, arms: int, too_few: bool) -> None:
+    """The smallest p value of a sign flip, 2 / 2^pairs times the comparisons, is above alpha."""
+    assert (2 / 2**pairs * (arms - 1) > 0.05) == too_few
+    values = {"a": 0.8, "b": 0.85, "c": 0.86}
+    rows = [
+        (arm, seed, 0.1 if (arm, seed) == ("b", 0) else value + 0.001 * seed + 0.0003 * seed * (arm != "a"))
+        for arm, value in [*values.items()][:arms]
+        for seed in range(pairs)
+    ]
+    answer = judge(pd.DataFrame(rows, columns=["arm", "seed", "acc"]), metric="acc", arm="arm").answers[0]
+    assert "1 seed collapsed, so t is not used" in answer
+    assert (f"; {pairs} pairs cannot decide)" in answer) == too_few
