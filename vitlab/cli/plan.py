@@ -79,7 +79,9 @@ def plan_command(
     reasons = {(arm.engine, arm.engine_reason.partition(":")[0]) for arm in plan.arms if arm.engine_reason}
     sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if len({arm.engine for arm in plan.arms if arm.engine}) > 1:
-        sentences.append("Engines round differently. To compute all arms alike, set run.engine: loop before the first run.")
+        sentences.append(
+            "Engines round differently. To compute all arms alike, set run.engine: loop before the first run."
+        )
     if costs:
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *describe_outdated(folders.values())]

@@ -153,15 +153,14 @@ def _inspection_rows(inspected: Inspection) -> dict[str, Any]:
         "normalised by": f"mean {_format_numbers(model.mean)}, std {_format_numbers(model.std)}",
         "model": _model_yaml(model),
     }
-    if checkpoint.wrapper_note:
-        rows["opened"] = checkpoint.wrapper_note
-    lists = {
+    remarks = {
+        "opened": checkpoint.wrapper_note,
         "not read": list(checkpoint.unread),
         "assumed": list(model.assumed),
         "left out": list(checkpoint.dropped),
         **inspected.faults,
     }
-    return rows | {name: value for name, value in lists.items() if value}
+    return rows | {name: value for name, value in remarks.items() if value}
 
 
 def _model_yaml(model: Architecture) -> str:

@@ -156,7 +156,7 @@ class _StudyArrays:
         self.plan, self.compared, self.samples = plan, compared, samples
         self.family = family = Family.from_plan(plan, compared)
         analysis = plan.analysis
-        self.facts = plan.facts(analysis.metric) or MetricFacts(analysis.goal, "number", (None, None))
+        self.facts = plan.facts() or MetricFacts(analysis.goal, "number", (None, None))
         arms = [*samples]
         self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
         self.values_AN = replicates.values_to_array([sample.values for sample in samples.values()], self.seeds.tolist())

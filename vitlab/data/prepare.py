@@ -33,7 +33,7 @@ from vitlab.data.splits import (
     select_classes,
     select_images,
 )
-from vitlab.errors import DataError, format_count
+from vitlab.errors import DataError, format_count, list_some
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
 from vitlab.identity.code import class_modules, transitive_digests
@@ -199,10 +199,9 @@ class DataSource:
         found, seconds = json.loads(files.read_or_compute(note, check))
         by_split = zip(encoded, found, strict=True)
         if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
-            more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
             raise DataError(
                 f"{self.choice.type}: {len(faults):,} of {format_count(sum(map(len, encoded)), 'picture')} cannot be "
-                f"read; replace or delete {'it' if len(faults) == 1 else 'them'}: {'; '.join(faults[:MAX_NAMED])}{more}"
+                f"read; replace or delete {'it' if len(faults) == 1 else 'them'}: {list_some(faults, MAX_NAMED, '; ')}"
             )
         return float(seconds)
 

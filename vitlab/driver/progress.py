@@ -174,7 +174,7 @@ class _Display(Watch):
         self._unended: list[str] = []  #: arms with open trials, whose mean has not been told
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        self._plan, self._store, self._scale = plan, store, Scale.of(plan.analysis.metric, plan.units)
+        self._plan, self._store, self._scale = plan, store, Scale.of_plan(plan)
         self._running.clear()
         self._paused.clear()
         for planned in todo:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import Fault
+from vitlab.errors import Fault, list_some
 from vitlab.geometry import DataInfo, image_identity
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
@@ -95,14 +95,10 @@ def describe_label_difference(data: Tree, info: DataInfo, their_data: Tree, thei
     """
     if their_info.labels and info.labels:
         same = their_info.labels == info.labels
-        return "" if same else f"{_format_labels(their_info.labels)}, and here they are {_format_labels(info.labels)}"
+        return "" if same else f"{list_some(their_info.labels, 4)}, and here they are {list_some(info.labels, 4)}"
     if data["type"] == their_data["type"] and data["classes"] != their_data["classes"]:
         return f"data.classes {their_data['classes']}, and here {data['classes']}"
     return ""
-
-
-def _format_labels(labels: tuple[str, ...]) -> str:
-    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
 def validation_leak_reason(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:

@@ -269,9 +269,9 @@ class Plan:
                     queue.append(prerequisites[-1])
         return prerequisites
 
-    def facts(self, metric: str) -> MetricFacts | None:
-        """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
-        own = declared_metric(metric.rpartition("/")[2], self.metrics)
+    def facts(self, metric: str | None = None) -> MetricFacts | None:
+        """Return the facts of a metric such as ``val/accuracy``, by default the judged one; None if not known."""
+        own = declared_metric((metric or self.analysis.metric).rpartition("/")[2], self.metrics)
         return None if own is None else self.metrics[own]
 
     @property

@@ -236,7 +236,7 @@ def _summarize_arm(
     comparisons: Mapping[str, Row],
 ) -> Row:
     plan, comparison = results.plan, comparisons.get(arm)
-    analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
+    analysis, facts = plan.analysis, plan.facts()
     values, images = results.values.get(arm, {}), results.images.get(arm, {})
     mean = replicates.mean_interval(
         [*values.values()], analysis.alpha, results.quantum, results.largest_val_train_ratio([arm])

@@ -157,7 +157,7 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
 
 def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     """Return the smallest change of the metric of the analysis; 0 if it has none, or arms differ in their images."""
-    facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
+    facts, split = plan.facts(), plan.analysis.metric.partition("/")[0]
     if facts is None:
         return 0.0
     images = _image_ids_by_data_and_seed(trials, split).values() if facts.quantum else ()

@@ -130,7 +130,7 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
 
 
 def _note_cut_intervals(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    facts, names = plan.facts(plan.analysis.metric), ("low", "high", "difference_low", "difference_high")
+    facts, names = plan.facts(), ("low", "high", "difference_low", "difference_high")
     ends = {row[end] for row in rows for end in names} - {None}
     if facts is not None and ends & {*facts.bounds, facts.reach, -facts.reach}:
         yield "Intervals are cut at the bounds of the metric."
@@ -202,7 +202,7 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
 
 def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a note on arms that are not shown to be better than guesses."""
-    scale = Scale.of(plan.analysis.metric, plan.units)
+    scale = Scale.of_plan(plan)
     decimals, _ = phrasing.table_and_sentence_decimals(rows, scale)
     arms = [
         f"{row['arm']} ({scale.mean_with_sd(row['mean'], row['sd'], decimals)}; chance "
@@ -382,7 +382,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 
 def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
-    scale, lines = Scale.of(plan.analysis.metric, plan.units), []
+    scale, lines = Scale.of_plan(plan), []
     _, decimals = phrasing.table_and_sentence_decimals(rows, scale)
     for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
@@ -447,12 +447,12 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
 
 def _note_few_images(results: StudyResults) -> Iterator[str]:
     plan, share = results.plan, results.quantum
-    facts = plan.facts(plan.analysis.metric)
+    facts = plan.facts()
     if facts is not None and facts.quantum and share > MAX_SHARE:
-        scale = Scale.of(plan.analysis.metric, plan.units)
         yield (
             f"Warning: {plan.analysis.metric} is of {round(facts.quantum / share)} images, and one of them is "
-            f"{scale.amount(share, 1)}; other images of the kind may give another verdict. Judge by more images."
+            f"{Scale.of_plan(plan).amount(share, 1)}; other images of the kind may give another verdict. "
+            "Judge by more images."
         )
 
 
@@ -515,7 +515,7 @@ def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in usable) / df) for name in ("sd", "split_sd")
     )
     low, high = sd_interval(sd, df, plan.analysis.alpha)
-    scale = Scale.of(plan.analysis.metric, plan.units)
+    scale = Scale.of_plan(plan)
     decimals = scale.decimals_for_intervals([low, high - low])
     sentence = (
         f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation"

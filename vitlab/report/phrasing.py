@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
-from vitlab.planning.values import declared_metric
+from vitlab.planning.values import Plan, declared_metric
 from vitlab.spec import Analysis
 from vitlab.store.folders import OPEN, STATUSES
 
@@ -138,6 +138,11 @@ class Scale:
             return cls(metric, 100.0, "%", "points")
         unit = "" if unit == "number" else unit
         return cls(metric, 1.0, unit, "points" if unit == "%" else unit)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Scale:
+        """Return the scale of the metric by which a plan's arms are judged."""
+        return cls.of(plan.analysis.metric, plan.units)
 
     @property
     def is_share(self) -> bool:

@@ -48,13 +48,13 @@ class Forecast:
 
     def sentences(self, plan: Plan) -> list[str]:
         """Return the forecast in words."""
-        scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
+        scale = phrasing.Scale.of_plan(plan)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
         planned = _largest_seed_count(plan)
         at = dict(self.detectable)[planned]
         decimals = scale.decimals_for_intervals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
-        facts = plan.facts(plan.analysis.metric)
+        facts = plan.facts()
         reach = math.inf if facts is None else facts.reach
 
         def number(value: float) -> str:

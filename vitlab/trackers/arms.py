@@ -62,7 +62,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     summaries = dict[str, Summary]()
     by_arm = {row["arm"]: row for row in rows}
     baselines = {row["baseline"] for row in rows}
-    scale = Scale.of(plan.analysis.metric, plan.units)
+    scale = Scale.of_plan(plan)
     of_arms, _ = phrasing.table_and_sentence_decimals(rows, scale)
     decimals = dict.fromkeys(COLUMNS[:6], of_arms) | {"sd": of_arms + 1}
     answers = phrasing.answer_per_arm(rows, plan.analysis, scale)

@@ -252,7 +252,7 @@ class MlflowTracker(Replay):
     @property
     def _metric_title(self) -> str:
         """The study's metric with its unit."""
-        return Scale.of(self.plan.analysis.metric, self.plan.units).title
+        return Scale.of_plan(self.plan).title
 
     @property
     def _origin(self) -> str:

@@ -251,7 +251,7 @@ class TrialRuns:
                 end.result is not None
                 and (value := end.result.outcome.value(analysis.metric, analysis.at, analysis.goal)) is not None
             ):  # a pre-training has no accuracy
-                scale = Scale.of(analysis.metric, self.plan.units)
+                scale = Scale.of_plan(self.plan)
                 text = scale.number(value, scale.decimals_for_values([value], 1, 4))
                 ending += f": {'best ' * (analysis.at == 'best')}{scale.metric} {text} {scale.unit}".rstrip()
         values = next((arm.values for arm in self.plan.arms if arm.name == planned.arm), {})

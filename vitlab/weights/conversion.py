@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from vitlab.errors import GeometryError, OptionError, WeightsError
+from vitlab.errors import GeometryError, OptionError, WeightsError, list_some
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, weight_files
 from vitlab.models.contract import NewState, State
@@ -223,8 +223,7 @@ def _verify_round_trip(
             f"another model's config.json. The reason is: {error}"
         ) from None
     if differences:
-        more = f", and {len(differences) - MAX_DIFFERENCES} more" if len(differences) > MAX_DIFFERENCES else ""
-        raise WeightsError(f"{refusal}: {'; '.join(differences[:MAX_DIFFERENCES])}{more}")
+        raise WeightsError(f"{refusal}: {list_some(differences, MAX_DIFFERENCES, '; ')}")
 
 
 def _notes_on_differing_defaults(model: Architecture, library: Format) -> list[str]:

@@ -57,7 +57,7 @@ class Findings:
     @property
     def scale(self) -> Scale:
         """The display scale of the metric by which arms are judged."""
-        return Scale.of(self.plan.analysis.metric, self.plan.units)
+        return Scale.of_plan(self.plan)
 
     @cached_property
     def history(self) -> pd.DataFrame:

@@ -257,7 +257,7 @@ def _reasons_mean_misleads(plan: Plan, by_name: Mapping[str, Row], of_block: Map
 
 def _divisor_of_differences(plan: Plan, baseline_mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
-    analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
+    analysis, facts = plan.analysis, plan.facts()
     if analysis.over_blocks != "relative":
         return 1.0
     largest = 0.0 if analysis.goal == "min" or facts is None else facts.bounds[1]
