@@ -448,7 +448,7 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
 def _note_few_images(results: StudyResults) -> Iterator[str]:
     plan, share = results.plan, results.quantum
     facts = plan.facts()
-    if facts is not None and facts.quantum and share > MAX_SHARE:
+    if facts and facts.quantum and share > MAX_SHARE:
         yield (
             f"Warning: {plan.analysis.metric} is of {round(facts.quantum / share)} images, and one of them is "
             f"{Scale.of_plan(plan).amount(share, 1)}; other images of the kind may give another verdict. "

@@ -365,6 +365,7 @@ ANSWERS = {
         "accum_iter grad_accum_steps gradient_accumulation_steps accumulate_grad_batches"
     ),
     "write train.ema: {decay: 0.9999}": "model_ema model_ema_decay ema_decay",
+    "save the averaged weights of a checkpoint as a file of their own, and write checkpoint: FILE": "use_ema",
     "write train.optimizer: {type: adamw, lr: 1e-3, weight_decay: 0.05}, or train.optimizer.lr as a path": (
         "lr learning_rate weight_decay wd opt"
     ),

@@ -101,16 +101,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
         _parse_json_mapping(file.with_name(name), each)
         for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
     )
-    return WeightFile(
-        file,
-        container,
-        tensors,
-        tuple(wrappers),
-        tuple(other_keys),
-        header,
-        config,
-        preprocessor,
-    )
+    return WeightFile(file, container, tensors, tuple(wrappers), tuple(other_keys), header, config, preprocessor)
 
 
 def write_file(file: Path, tensors: State, header: Mapping[str, str]) -> None:
