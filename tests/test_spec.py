@@ -228,7 +228,7 @@ def test_words_of_other_trainers_name_what_can_be_written(tmp_path: Path) -> Non
         ({"base.train.warmup_epochs": 5}, "Write train.schedule: {type: cosine, warmup: 0.05, final: 0.01}"),
         ({"base.train.accum_iter": 4}, "Write run.micro_batch_size: N to save memory"),
         ({"base.train.model_ema": True}, "Write train.ema: {decay: 0.9999}"),
-        ({"base.init_from.use_ema": True}, "Save the averaged weights of a checkpoint as a file of their own"),
+        ({"base.train.use_ema": True}, "Save the averaged weights of a checkpoint as a file of their own"),
         ({"base.model": "deit_small_patch16_224"}, "Write model: {type: vit, size: S, patch_size: 16}"),
         ({"base.model": "google/vit-base-patch16-224-in21k"}, "Write model: {type: vit, size: B, patch_size: 16}"),
         ({"base.model": "vit_base_patch14_reg4_dinov2.lvd142m"}, "size: B, patch_size: 14}"),
