@@ -1,11 +1,13 @@
 """``vitlab ui``: the MLflow server on the results."""
 
 import os
+import shlex
 import signal
 import sys
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urljoin
 
 import click
 
@@ -25,47 +27,57 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
-    of its arms. The browser is opened where there is a display; the addresses of both pages are printed.
+    of its arms. The browser is opened where there is a display; the addresses of both pages are printed. The page of a
+    study that was delivered to another server is opened there.
     """
     from vitlab.driver.progress import make_watch
     from vitlab.planning.packaged import stored_study_name
-    from vitlab.trackers.server import host_for_url, running_server, study_links
+    from vitlab.trackers.server import host_for_url, is_served, running_server, study_links
 
     base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
-    pages = study_links(root, base)
+    links = study_links(root)
+    pages = {page: urljoin(f"{base}/", link) for page, link in links.items() if link.startswith(("#", "http"))}
     uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
     elsewhere = f"; MLFLOW_TRACKING_URI names {uri}, which has what was delivered to it; open it there"
     if not uri or Path(uri.partition(":///")[2]).resolve() == root / "mlflow.db":
         elsewhere = ""
-    if not pages:
-        raise UserError(f"{out} has no MLflow database with a study{elsewhere or ': vitlab run or sync makes one'}.")
-    if elsewhere:
-        say(f"showing the database in {out}{elsewhere}")
-    name = next(iter(pages)) if study is None else stored_study_name(study)
+    name = next(iter(pages or links), "") if study is None else stored_study_name(study)
     if name not in pages:
-        raise UserError(
-            f"study '{name}' has not been delivered to MLflow in {out}.{nearest(name, pages)} Studies there: "
-            f"{', '.join(sorted(pages))}."
+        why = (
+            f" It was delivered elsewhere; go on there with: {links[name]}." if name in links else nearest(name, pages)
         )
+        what, opened = f"study '{name}'" if name else "a study", ", ".join(sorted(pages)) or "none"
+        raise UserError(
+            f"{out} has no MLflow database with {what}{elsewhere}.{why} Studies to open: {opened}. To deliver what has "
+            f"run, type: {shlex.join(['vitlab', 'sync', str(out), '--tracker', 'mlflow'])}"
+        )
+    is_in_database = links[name].startswith("#")
+    if elsewhere and is_in_database:
+        say(f"showing the database in {out}{elsewhere}")
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
-        with make_watch().status("starting MLflow"):  # its import takes seconds
-            server = stack.enter_context(running_server(root, port=port, host=host, page=pages[name]))
+        server = None
+        if is_in_database and not is_served(base, name, root):
+            with make_watch().status("starting MLflow"):  # its import takes seconds
+                server = stack.enter_context(running_server(root, port=port, host=host))
         if wants_json():
-            print_json({"server": base, "pages": pages})
+            print_json({"server": pages[name].partition("/#")[0], "pages": pages})
         opened = name.removesuffix("/arms")
         for page in filter(pages.get, (opened, f"{opened}/arms")):
             click.echo(f"{page}   {pages[page]}")
         if others := [page for page in pages if page != opened and not page.endswith("/arms")]:
             click.echo(f"'vitlab ui NAME' opens another study: {list_some(others)}.")
+        has_display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not no_browser and sys.stdout.isatty() and has_display:
+            webbrowser.open(pages[name])
+        if server is None:
+            say("Another process runs the server of this page.")
+            return
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
         click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")
         click.echo("'Override saved view', above a view, makes this browser keep it when the page is reloaded.")
-        has_display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        if not no_browser and sys.stdout.isatty() and has_display:
-            webbrowser.open(pages[name])
         try:
             code = server.wait()
         except KeyboardInterrupt:

@@ -70,7 +70,6 @@ class Tracker(ABC):
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _require_names_within_folder(plan)
         self._retry_at = 0.0  #: 0.0 unless the last delivery failed
-        self.warned = set[str]()  #: what has been logged since the last complete delivery
 
     @classmethod
     def reason_to_confirm(cls, option: str, value: Any, root: Path) -> str:
@@ -145,15 +144,12 @@ class Tracker(ABC):
         return self.close(report)
 
     def warn(self, error: Exception) -> None:
-        """Log that deliveries are missing, each reason once."""
-        reason = public(one_line(error))[:300] or type(error).__name__
-        if f"{self.title}: {reason}" not in self.warned:
-            log.warning(
-                "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
-                self.title,
-                reason,
-            )
-        self.warned.add(f"{self.title}: {reason}")
+        """Log that deliveries are missing."""
+        log.warning(
+            "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
+            self.title,
+            public(one_line(error))[:300] or type(error).__name__,
+        )
 
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
@@ -169,7 +165,6 @@ class Tracker(ABC):
             self._retry_at = time.monotonic() + PAUSE_S
             return None
         self._retry_at = 0.0
-        self.warned.clear()
         return link or ""
 
 

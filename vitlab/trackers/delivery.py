@@ -41,7 +41,8 @@ from vitlab.trackers import tracker as trackers
 log = logging.getLogger(__name__)
 
 DELIVERED = "delivered.json"
-"""File in a study's folder that is there if the tracker lacked nothing as of the last report: its place and address."""
+"""File in a study's folder: the address of each place that lacked nothing as of the last report."""
+PROGRESS_S = 10.0  #: between two sentences on the progress of a delivery
 TRIAL_S = 0.001
 """Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
 
@@ -87,7 +88,6 @@ def sync(
         trackers.resolve_choice(requested)
     deliveries: list[Delivery] = []
     unreadable: list[str] = []
-    warned = set[str]()
     for file in sorted(store.root.glob("studies/*/plan.json")):
         try:
             plan, run = read_plan(file), read_run_spec(file.parent)
@@ -102,9 +102,8 @@ def sync(
             continue
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
-            built.warned = warned  # a server that does not answer is told once
             say(f"{plan.study}: {built.title} gets what it lacks; for many trials this takes minutes")
-            link = built.sync(sorted((file.parent / "report").glob("*")))
+            link = _deliver_and_record(built, built.sync, sorted((file.parent / "report").glob("*")), say)
             deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))
     if unreadable:
         raise UserError(*unreadable)
@@ -121,6 +120,28 @@ def _tracker_unless_unconfirmed(plan: Plan, choice: Choice, store: Store) -> Cho
     # An option that was stored without its password is in the environment.
     stored = {name: value for name, value in choice.options.items() if not (isinstance(value, str) and MASK in value)}
     return Choice(choice.type, stored)
+
+
+def _deliver_and_record(
+    tracker: Tracker, deliver: Callable[[Sequence[Path]], str | None], report: Sequence[Path], say: Callable[..., None]
+) -> str | None:
+    """Deliver a study by a function, say how many trials its tracker lacks meanwhile, and record the link."""
+    ended = threading.Event()
+
+    def say_while_lacking() -> None:
+        while not ended.wait(PROGRESS_S):
+            if missing := tracker.count_undelivered():
+                say(f"{tracker.plan.study}: {tracker.title} lacks {format_count(missing, 'trial')}")
+
+    threading.Thread(target=say_while_lacking, daemon=True).start()
+    try:
+        link = deliver(report)
+    finally:
+        ended.set()
+    if link is not None and report:
+        file = tracker.folder / DELIVERED
+        write_json(file, {**(read_json(file, require_mapping) or {}), tracker.place(): link})
+    return link
 
 
 class BackgroundDelivery:
@@ -145,10 +166,8 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        record = read_json(tracker.folder / DELIVERED, require_mapping) or {}
-        link = record.get("link")
-        is_complete = record.get("place") == tracker.place() and not tracker.count_undelivered()
-        return link if is_complete and isinstance(link, str) else None
+        link = (read_json(tracker.folder / DELIVERED, require_mapping) or {}).get(tracker.place())
+        return link if isinstance(link, str) and not tracker.count_undelivered() else None
 
     def update(self) -> None:
         """Start a delivery, unless one is in progress or it is too early for the next one."""
@@ -176,17 +195,18 @@ class BackgroundDelivery:
             return None
         try:
             say(f"delivering to {tracker.title}; if this is interrupted, 'vitlab sync' delivers the rest")
-            if self._thread is not None:
-                self._thread.join()
-            link = self._call_tracker("close", report)
-            if link is not None and report:
-                write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
-            return link
+            return _deliver_and_record(tracker, self._deliver_rest, report, say)
         except KeyboardInterrupt:
             raise Interrupted(
                 "interrupted; the report is written, and the same command or 'vitlab sync' delivers what "
                 f"{tracker.title} lacks"
             ) from None
+
+    def _deliver_rest(self, report: Sequence[Path]) -> str | None:
+        """Wait for the delivery in progress, and deliver the rest."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._call_tracker("close", report)
 
     def _call_tracker(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""

@@ -131,7 +131,7 @@ class MlflowTracker(Replay):
     def _raise_if_unreachable(self, error: Exception) -> None:
         """Raise `Unreachable` if the server does not answer, or refuses the user: no trial can be delivered then."""
         uri = public(self.address.uri)
-        if not self.address.is_reachable():
+        if "timed out" in str(error) or not self.address.is_reachable():  # MLflow waits minutes for each request
             raise Unreachable(f"{uri} no longer answers") from error
         if sentence := service.describe_refusal(error, self.plan.study):
             raise Unreachable(f"{uri} {sentence}") from error

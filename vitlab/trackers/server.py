@@ -4,6 +4,7 @@ One worker and no job execution need two processes and 0.4 GB instead of ten and
 of several workers.  The server and its children are one process group and are stopped together.
 """
 
+import json
 import os
 import signal
 import socket
@@ -14,10 +15,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import quote
+from urllib.request import urlopen
 
 from vitlab.errors import UserError, VitlabError
+from vitlab.store.files import read_json, require_mapping
 from vitlab.trackers import dashboard
+from vitlab.trackers.delivery import DELIVERED
 from vitlab.trackers.service import PROBE_S, embedded_database, open_to_read, parse_uri
 
 START_S = 120.0  #: time limit for the server's first response
@@ -31,16 +37,13 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def running_server(
-    root: Path, *, port: int, host: str = "127.0.0.1", page: str = ""
-) -> Iterator[subprocess.Popen[bytes]]:
+def running_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the duration of the block, which begins when the server responds.
 
     Args:
         root: the output folder.
         port: of the server.
         host: interface to listen on.
-        page: address to open if the port is used by a server that another ``vitlab ui`` runs on this folder.
 
     Raises:
         UserError: if the port is in use.
@@ -50,8 +53,8 @@ def running_server(
     # Any server occupies the port, whatever it speaks.
     with suppress(OSError), socket.create_connection((own.strip("[]"), port), PROBE_S):
         raise UserError(
-            f"port {port} of {host} is used by another server. If that is 'vitlab ui' on this folder, open {page}; "
-            f"otherwise end it, or choose another port, such as --port {port + 1}."
+            f"port {port} of {host} is used by another server. End it, or choose another port, such as "
+            f"--port {port + 1}."
         )
     address, stored = parse_uri(f"http://{own}:{port}", root), embedded_database(root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
@@ -96,22 +99,33 @@ def host_for_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def study_links(root: Path, base: str) -> dict[str, str]:
-    """Return the pages of studies in the database under ``root``, the most recently planned first.
+def is_served(base: str, experiment: str, root: Path) -> bool:
+    """Return True if the server at ``base`` shows an experiment of the database under ``root``."""
+    address = f"{base}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment)}"
+    with (
+        suppress(OSError, HTTPException, ValueError, LookupError, TypeError),
+        urlopen(address, timeout=PROBE_S) as page,
+    ):
+        return Path(json.load(page)["experiment"]["artifact_location"]).is_relative_to(root)
+    return False
 
-    A study has two: by its name, and by ``STUDY/arms`` the table of its arms.
 
-    Args:
-        root: the output folder.
-        base: address of the server.
+def study_links(root: Path) -> dict[str, str]:
+    """Return where the studies under ``root`` are shown, the most recently planned first.
+
+    A study in the database has two pages on its server: by its name, and by ``STUDY/arms`` the table of its arms.  Of
+    another one, there is what its last delivery returned: an address that begins with ``http``, or a command.
     """
     ids: dict[str, str] = {}
     with suppress(sqlite3.Error), open_to_read(root / "mlflow.db") as database:  # else there are no pages
         ids |= database.execute("select name, experiment_id from experiments where lifecycle_stage = 'active'")
-    plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
-    return {
-        page: f"{base}/{dashboard.comparison_link(ids[page], view)}"
-        for plan in plans
-        for page, view in ((plan.parent.name, dashboard.ARMS), (f"{plan.parent.name}/arms", dashboard.SUMMARY))
-        if page in ids
-    }
+    links: dict[str, str] = {}
+    for plan in sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True):
+        name = plan.parent.name
+        for page, view in ((name, dashboard.ARMS), (f"{name}/arms", dashboard.SUMMARY)):
+            if page in ids:
+                links[page] = dashboard.comparison_link(ids[page], view)
+        for place, link in reversed((read_json(plan.with_name(DELIVERED), require_mapping) or {}).items()):
+            if link and place != "embedded":
+                links.setdefault(name, str(link))
+    return links

@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import logging
 import os
+import shlex
 import sqlite3
 import ssl
 import urllib.error
@@ -69,8 +70,10 @@ class Address:
 
     @property
     def links(self) -> str:
-        """Prefix of links."""
-        return UI if self.database else without_user(self.uri)
+        """Prefix of links; of a database that ``vitlab ui`` does not serve, it begins with the command that does."""
+        if self.database is None:
+            return without_user(self.uri)
+        return UI if self.embedded else f"mlflow server --backend-store-uri {shlex.quote(self.uri)}, then open {UI}"
 
     def is_reachable(self) -> bool:
         """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
@@ -83,10 +86,9 @@ class Address:
                 return True
         except urllib.error.HTTPError as error:
             return error.code < 500  # a server that requires a password, or has no /health, is reachable
-        except urllib.error.URLError as error:
-            return isinstance(error.reason, ssl.SSLError)  # MLflow may be configured to trust the certificate
-        except (OSError, http.client.HTTPException):  # the latter where another protocol is spoken
-            return False
+        except (OSError, http.client.HTTPException) as error:  # the latter where another protocol is spoken
+            # MLflow may be configured to trust the certificate.
+            return isinstance(getattr(error, "reason", error), ssl.SSLError)
 
 
 def embedded_database(root: Path) -> Address:
