@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -631,7 +631,7 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert note.startswith("No report yet, 2 of 2 trials finished: tiny\n\n[curves of arms](#/")
     assert " \N{MIDDLE DOT} version second in " in note
     assert note.endswith(str(done.out)), "another folder's version may have one"
-    place = study_links(done.out, "")["tiny"].removeprefix("/")
+    place = study_links(done.out)["tiny"]
     assert of_arms == f"No report yet \N{MIDDLE DOT} [curves of arms]({place})"
     assert not done.runs("tiny/arms", kind="arm"), "verdicts of the first version"
     old = done.runs(kind="superseded")
@@ -1298,7 +1298,7 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
 @pytest.mark.slow
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
-    link = study_links(delivered.out, "http://127.0.0.1:5000")["tiny"]
+    link = study_links(delivered.out)["tiny"]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
     assert set(view) == {"name", "createdAt", "updatedAt", "state"}
     state = json.loads(view["state"])
@@ -1367,17 +1367,17 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     of_arms, [study] = delivered.client.get_experiment_by_name("tiny/arms"), delivered.runs(kind="study")
     report = (delivered.out / "studies/tiny/report/report.md").read_text()
     title, *lines = report.splitlines()
-    pages = study_links(delivered.out, "")
+    pages = study_links(delivered.out)
     notes = note, of_arms.tags["mlflow.note.content"], study.data.tags["mlflow.note.content"]
     for text, name, page in ((note, "table of arms with intervals", "tiny/arms"), (notes[1], "curves of arms", "tiny")):
-        first = f"cannot tell: position=none \N{MIDDLE DOT} [{name}]({pages[page].removeprefix('/')})"
+        first = f"cannot tell: position=none \N{MIDDLE DOT} [{name}]({pages[page]})"
         assert html.unescape(text.partition("\n")[0]) == first, (
             "the list of experiments shows the begin as it is written"
         )
     assert notes[2].startswith("cannot tell: position=none\n"), "the list of runs shows no link"
     assert "of val accuracy (%) over n seeds" in html.unescape(notes[1])
     assert all(html.unescape(text).count(f"version {delivered.plan.version[:8]} in ") == 1 for text in notes)
-    assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
+    assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
     for line in lines:
@@ -1755,7 +1755,10 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
 
     runner, served = CliRunner(), list[Path]()
     refused = runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)])
-    assert "has no MLflow database with a study: vitlab run or sync makes one" in str(refused.exception)
+    assert (
+        "has no MLflow database with a study. Studies to open: none. To deliver what has run, type: vitlab sync "
+        in (str(refused.exception))
+    )
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
     assert f"MLFLOW_TRACKING_URI names {NOWHERE}, which has" in str(
@@ -1790,13 +1793,63 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         assert [page for page, _ in lines] == [name, f"{name}/arms"] and others[-1] == f"{other}."
         assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]
     monkeypatch.chdir(tmp_path)
-    for uri in (f"sqlite:///{tmp_path.resolve() / 'mlflow.db'}", "sqlite:///mlflow.db", "sqlite:///other.db"):
+    for uri in (f"sqlite:///{tmp_path.resolve() / 'mlflow.db'}", "sqlite:///mlflow.db", NOWHERE):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         shown = runner.invoke(cli.cli, ["ui", "--out", str(tmp_path)])
-        assert ("open it there" in shown.output) == ("other" in uri), "the very database is not elsewhere"
+        assert ("open it there" in shown.output) == (uri == NOWHERE), "the very database is not elsewhere"
     wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
-    assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))
+    assert re.search(r"has no MLflow database with study 'oldr'.* Did you mean 'older'\?", str(wrong.exception))
     assert served == [tmp_path.resolve()] * 6
+
+
+def test_ui_opens_a_study_where_it_was_delivered(tmp_path: Path) -> None:
+    records = {"served": {"ab": "http://server/#/experiments/4"}, "sent": {"offline:/sent": "wandb sync runs/*"}}
+    for name, record in records.items():
+        (tmp_path / "studies" / name).mkdir(parents=True)
+        (tmp_path / "studies" / name / "plan.json").write_text("{}")
+        (tmp_path / "studies" / name / "delivered.json").write_text(json.dumps(record))
+    for words in (["ui"], ["ui", "served"]):
+        shown = CliRunner().invoke(cli.cli, [*words, "--out", str(tmp_path)])
+        assert shown.exit_code == 0 and "served   http://server/#/experiments/4\n" in shown.output
+    sent = str(CliRunner().invoke(cli.cli, ["ui", "sent", "--out", str(tmp_path)]).exception)
+    assert "go on there with: wandb sync runs/*. Studies to open: served. " in sent
+    assert sent.endswith(f"type: vitlab sync {tmp_path} --tracker mlflow")
+
+
+def test_sync_records_where_a_study_is_and_names_each_that_is_not(runs: Runs, caplog: Any) -> None:
+    twin = shutil.copytree(runs.out / "studies/tiny", runs.out / "studies/twin") / "plan.json"
+    twin.write_text(json.dumps({**json.loads(twin.read_text()), "study": "twin"}))
+    assert [item.link for item in sync(runs.out, tracker={"type": "mlflow", "uri": NOWHERE})] == [None, None]
+    assert caplog.text.count(f"no answer from {NOWHERE}") == 2
+    shutil.rmtree(twin.parent)
+    other = runs.out.with_name("other.db")
+    [item] = sync(runs.out, tracker={"type": "mlflow", "uri": f"sqlite:///{other}"})
+    assert item.link and item.link.startswith(f"mlflow server --backend-store-uri sqlite:///{other}, then open http://")
+    assert study_links(runs.out)["tiny"] == item.link
+
+
+def test_request_that_times_out_ends_a_delivery(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    ended = threading.Event()
+
+    class Hangs(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/health":
+                ended.wait(30)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hangs) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        assert runs.tracker(uri).close() is None
+        ended.set()
+        server.shutdown()
+    assert f"{uri} no longer answers" in caplog.text
 
 
 def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
@@ -1805,8 +1858,8 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
-            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server.* open the-page;"),
-            server.running_server(tmp_path, port=port, page="the-page"),
+            pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
+            server.running_server(tmp_path, port=port),
         ):
             pass
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -1832,6 +1885,9 @@ def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, m
         assert Path(f"/proc/{process.pid}/cwd").resolve() not in (Path.cwd(), delivered.out)
         client = MlflowClient(tracking_uri=f"http://127.0.0.1:{port}")
         assert client.get_experiment_by_name("tiny") is not None
+        base = f"http://127.0.0.1:{port}"
+        assert service.is_served(base, "tiny", delivered.out) and service.is_served(base, "tiny/arms", delivered.out)
+        assert not service.is_served(base, "tiny", before[0]) and not service.is_served(base, "other", delivered.out)
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
             server.running_server(delivered.out, port=port),

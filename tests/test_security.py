@@ -80,7 +80,7 @@ def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: 
         raise Stopped
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(server, "study_links", lambda *_: {"tiny": "page"})
+    monkeypatch.setattr(server, "study_links", lambda *_: {"tiny": "#page"})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     result = CliRunner().invoke(cli.cli, ["ui", "--out", str(tmp_path), "--port", "45932", "--no-browser"])
     assert isinstance(result.exception, Stopped) and hosts == ["127.0.0.1"]
@@ -100,6 +100,12 @@ def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: 
 )
 def test_password_is_masked_where_its_at_sign_is_missing(text: str, shown: str) -> None:
     assert public(text) == shown
+
+
+def test_key_of_a_view_is_no_secret() -> None:
+    page = "http://host:5000/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=vitlab-arms"
+    assert public(page) == page
+    assert public(f"{page}&api_key=hush&key=hush") == f"{page}&api_key=***&key=***"
 
 
 def test_variables_of_workers_are_not_stored() -> None:

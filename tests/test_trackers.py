@@ -357,6 +357,18 @@ def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path,
     assert lines(store) == journalled(store) + Counter({"done": 4})
 
 
+def test_long_delivery_tells_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(replay, "COMMIT_S", -1.0)
+    _, board = rehearsed(tmp_path)
+    board.update()
+    assert caplog.text == ""
+    assert board.close() == "somewhere"
+    assert [record.getMessage() for record in caplog.records][1:3] == [
+        "Lines: 2 trials looked at, of 4",
+        "Lines: 3 trials looked at, of 4",
+    ]
+
+
 def test_unreachable_tracker_is_retried_after_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = 0.0, []
 

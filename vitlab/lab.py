@@ -48,7 +48,7 @@ from vitlab.report.sections.explained import reasons_file
 from vitlab.spec import Study
 from vitlab.store.files import display_path
 from vitlab.store.folders import OUT, PAUSED, Store, TrialFolder
-from vitlab.trackers.delivery import DELIVERED
+from vitlab.trackers import DELIVERED
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""

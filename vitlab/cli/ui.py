@@ -32,15 +32,15 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     """
     from vitlab.driver.progress import make_watch
     from vitlab.planning.packaged import stored_study_name
-    from vitlab.trackers.server import host_for_url, is_served, running_server, study_links
+    from vitlab.trackers.server import host_for_url, running_server, study_links
+    from vitlab.trackers.service import is_served
 
     base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
     links = study_links(root)
     pages = {page: urljoin(f"{base}/", link) for page, link in links.items() if link.startswith(("#", "http"))}
     uri = public(os.environ.get("MLFLOW_TRACKING_URI", ""))
     elsewhere = f"; MLFLOW_TRACKING_URI names {uri}, which has what was delivered to it; open it there"
-    if not uri or Path(uri.partition(":///")[2]).resolve() == root / "mlflow.db":
-        elsewhere = ""
+    elsewhere *= uri.startswith("http")  # no page shows a file
     name = next(iter(pages or links), "") if study is None else stored_study_name(study)
     if name not in pages:
         why = (
@@ -51,16 +51,16 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
             f"{out} has no MLflow database with {what}{elsewhere}.{why} Studies to open: {opened}. To deliver what has "
             f"run, type: {shlex.join(['vitlab', 'sync', str(out), '--tracker', 'mlflow'])}"
         )
-    is_in_database = links[name].startswith("#")
-    if elsewhere and is_in_database:
-        say(f"showing the database in {out}{elsewhere}")
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         server = None
-        if is_in_database and not is_served(base, name, root):
-            with make_watch().status("starting MLflow"):  # its import takes seconds
-                server = stack.enter_context(running_server(root, port=port, host=host))
+        if links[name].startswith("#"):
+            if elsewhere:
+                say(f"showing the database in {out}{elsewhere}")
+            if not is_served(base, name, root):
+                with make_watch().status("starting MLflow"):  # its import takes seconds
+                    server = stack.enter_context(running_server(root, port=port, host=host))
         if wants_json():
             print_json({"server": pages[name].partition("/#")[0], "pages": pages})
         opened = name.removesuffix("/arms")

@@ -85,13 +85,11 @@ def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
         service.set_mlflow_settings()
         try:
             with service.mute_mlflow():
-                from mlflow import MlflowClient
-
                 if location.database is not None:  # an older database is upgraded, which affects the copy alone
                     from mlflow.db import upgrade
 
                     upgrade.callback(location.uri)
-                yield MlflowClient(tracking_uri=location.uri, registry_uri=location.uri)
+                yield service.open_client(location)
         except UserError:
             raise
         except Exception as error:  # MLflow's client raises errors of several libraries

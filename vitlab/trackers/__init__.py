@@ -29,7 +29,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,11 +38,14 @@ from vitlab.errors import UserError, list_some, one_line, public
 from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
+from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import Busy, hold_lock, kill_orphan
 
 log = logging.getLogger(__name__)
 
+DELIVERED = "delivered.json"
+"""File in a study's folder: the address of each place that lacked nothing as of the last report."""
 PAUSE_S = 30.0  #: between attempts to reach an unreachable destination
 WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
@@ -68,7 +71,11 @@ class Tracker(ABC):
         self.run = run
         self.folder = store.study(plan.study)
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
-        _require_names_within_folder(plan)
+        for name in (plan.study, *(part for trial in plan.trials_with_keys for part in (trial.key, trial.code))):
+            if name in (".", "..") or "/" in name or "\0" in name:  # of a plan that was copied with other results
+                raise UserError(
+                    f"plan.json: {name!r} is not the name of a folder, so the study is not delivered; run it again"
+                )
         self._retry_at = 0.0  #: 0.0 unless the last delivery failed
 
     @classmethod
@@ -154,7 +161,9 @@ class Tracker(ABC):
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
             with hold_lock_with_timeout(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
-                link = self.deliver(final=final, report=files_within(self.store.root, report))
+                link = self.deliver(final=final, report=files_within(self.store.root, report)) or ""
+                if final and report:
+                    write_json(self.folder / DELIVERED, {**read_deliveries(self.folder), self.place(): link})
         except Busy as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
@@ -165,7 +174,7 @@ class Tracker(ABC):
             self._retry_at = time.monotonic() + PAUSE_S
             return None
         self._retry_at = 0.0
-        return link or ""
+        return link
 
 
 def files_within(root: Path, files: Iterable[Path]) -> list[Path]:
@@ -203,13 +212,9 @@ def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _require_names_within_folder(plan: Plan) -> None:
-    """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
-    for name in (plan.study, *(part for trial in plan.trials_with_keys for part in (trial.key, trial.code))):
-        if name in (".", "..") or "/" in name or "\0" in name:
-            raise UserError(
-                f"plan.json: {name!r} is not the name of a folder, so the study is not delivered; run it again"
-            )
+def read_deliveries(study_folder: Path) -> Mapping[str, Any]:
+    """Return by place what the last complete delivery of a study returned."""
+    return read_json(study_folder / DELIVERED, require_mapping) or {}
 
 
 tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built

@@ -32,17 +32,13 @@ from vitlab.interrupts import is_command
 from vitlab.planning.study_folder import read_plan, read_run_spec
 from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
-from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import DRIVER, own_unique_process_name
-from vitlab.trackers import Tracker
+from vitlab.trackers import Tracker, read_deliveries
 from vitlab.trackers import tracker as trackers
 
 log = logging.getLogger(__name__)
 
-DELIVERED = "delivered.json"
-"""File in a study's folder: the address of each place that lacked nothing as of the last report."""
-PROGRESS_S = 10.0  #: between two sentences on the progress of a delivery
 TRIAL_S = 0.001
 """Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
 
@@ -103,7 +99,7 @@ def sync(
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             say(f"{plan.study}: {built.title} gets what it lacks; for many trials this takes minutes")
-            link = _deliver_and_record(built, built.sync, sorted((file.parent / "report").glob("*")), say)
+            link = built.sync(sorted((file.parent / "report").glob("*")))
             deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))
     if unreadable:
         raise UserError(*unreadable)
@@ -120,28 +116,6 @@ def _tracker_unless_unconfirmed(plan: Plan, choice: Choice, store: Store) -> Cho
     # An option that was stored without its password is in the environment.
     stored = {name: value for name, value in choice.options.items() if not (isinstance(value, str) and MASK in value)}
     return Choice(choice.type, stored)
-
-
-def _deliver_and_record(
-    tracker: Tracker, deliver: Callable[[Sequence[Path]], str | None], report: Sequence[Path], say: Callable[..., None]
-) -> str | None:
-    """Deliver a study by a function, say how many trials its tracker lacks meanwhile, and record the link."""
-    ended = threading.Event()
-
-    def say_while_lacking() -> None:
-        while not ended.wait(PROGRESS_S):
-            if missing := tracker.count_undelivered():
-                say(f"{tracker.plan.study}: {tracker.title} lacks {format_count(missing, 'trial')}")
-
-    threading.Thread(target=say_while_lacking, daemon=True).start()
-    try:
-        link = deliver(report)
-    finally:
-        ended.set()
-    if link is not None and report:
-        file = tracker.folder / DELIVERED
-        write_json(file, {**(read_json(file, require_mapping) or {}), tracker.place(): link})
-    return link
 
 
 class BackgroundDelivery:
@@ -166,7 +140,7 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        link = (read_json(tracker.folder / DELIVERED, require_mapping) or {}).get(tracker.place())
+        link = read_deliveries(tracker.folder).get(tracker.place())
         return link if isinstance(link, str) and not tracker.count_undelivered() else None
 
     def update(self) -> None:
@@ -195,18 +169,14 @@ class BackgroundDelivery:
             return None
         try:
             say(f"delivering to {tracker.title}; if this is interrupted, 'vitlab sync' delivers the rest")
-            return _deliver_and_record(tracker, self._deliver_rest, report, say)
+            if self._thread is not None:
+                self._thread.join()
+            return self._call_tracker("close", report)
         except KeyboardInterrupt:
             raise Interrupted(
                 "interrupted; the report is written, and the same command or 'vitlab sync' delivers what "
                 f"{tracker.title} lacks"
             ) from None
-
-    def _deliver_rest(self, report: Sequence[Path]) -> str | None:
-        """Wait for the delivery in progress, and deliver the rest."""
-        if self._thread is not None:
-            self._thread.join()
-        return self._call_tracker("close", report)
 
     def _call_tracker(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""
@@ -224,8 +194,8 @@ class BackgroundDelivery:
 IGNORED = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals that a scheduler sends to all processes of a job; the driver handles them, and still has to deliver."""
 
-Study = tuple[Plan, Store, RunSpec]
-Call = tuple[str, tuple[Sequence[Path], ...]]  #: a method of the study's tracker, and its arguments
+Call = tuple[tuple[Plan, Store, RunSpec] | None, str, tuple[Sequence[Path], ...]]
+"""The study if it is not that of the last call, a method of its tracker, and its arguments."""
 
 
 class TrackerProcess:
@@ -259,10 +229,9 @@ class TrackerProcess:
         """
         with self._lock:
             try:
-                if tracker is not self._tracker:
-                    self._pipe.send((tracker.plan, tracker.store, tracker.run))
-                    self._tracker = tracker
-                self._pipe.send((method, arguments))
+                study = None if tracker is self._tracker else (tracker.plan, tracker.store, tracker.run)
+                self._pipe.send((study, method, arguments))
+                self._tracker = tracker
                 while isinstance(answer := self._pipe.recv(), logging.LogRecord):
                     logging.getLogger(answer.name).handle(answer)
             except BaseException:
@@ -287,7 +256,7 @@ def serve_tracker_calls(descriptor: int) -> NoReturn:
     driver: Connection = Connection(descriptor)
     for name in IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    messages = queue.SimpleQueue[Study | Call]()
+    messages = queue.SimpleQueue[Call]()
     threading.Thread(target=_relay_messages_then_exit, args=(driver, messages), daemon=True).start()
     sending = threading.RLock()  # what is collected while a record is sent may log, too
 
@@ -299,16 +268,13 @@ def serve_tracker_calls(descriptor: int) -> NoReturn:
     logging.getLogger().addHandler(logging.handlers.QueueHandler(SimpleNamespace(put_nowait=send)))
     tracker: Tracker | None = None
     while True:
-        message = messages.get()
-        if len(message) == 3:
-            plan, store, run = message
-            tracker = trackers.build(run.tracker, plan, store, run)
-        else:
-            method, arguments = message
-            send(getattr(tracker, method)(*arguments))
+        study, method, arguments = messages.get()
+        if study is not None:
+            tracker = trackers.build(study[-1].tracker, *study)
+        send(getattr(tracker, method)(*arguments))
 
 
-def _relay_messages_then_exit(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
+def _relay_messages_then_exit(driver: Connection, messages: queue.SimpleQueue[Call]) -> None:
     """Pass messages on, and end this process when the driver has died."""
     try:
         while True:

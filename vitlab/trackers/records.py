@@ -48,11 +48,20 @@ def mlflow_name(name: str) -> str:
 # -- parameters and tags ----------------------------------------------------------------------------------------------
 
 
-def flatten_spec(spec: Mapping[str, object]) -> dict[str, str]:
+def flatten_spec(spec: Mapping[str, Any], place: str = "") -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
-    _flatten_into("", spec, flattened)
-    return {mlflow_name(path): truncate(value) for path, value in flattened.items()}
+    for name, value in spec.items():
+        path = f"{place}.{name}" if place else name
+        if isinstance(value, Mapping) and {"data", "model", "train"} <= set(value):  # a nested trial in a few words
+            model, data = (format_value(dict(value[part]).get("type", value[part])) for part in ("model", "data"))
+            value = f"{model} trained on {data}"
+        if isinstance(value, Mapping) and value:
+            flattened |= flatten_spec(value, path)
+        else:
+            key = place if name == "type" and isinstance(value, str) else path
+            flattened[mlflow_name(key)] = truncate(repr(value) if isinstance(value, float) else format_value(value))
+    return flattened
 
 
 def params_by_trial(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
@@ -103,15 +112,13 @@ def display_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]
 
 def points(event: Event) -> list[Point]:
     """Return the points of a ``metrics`` event."""
-    step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
-    return _to_points(values, event.t, step)
+    return _to_points(values, event.t, int(event.body["step"]))
 
 
 def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     """Return final values and costs as points at step 0."""
     run, outcome = result.circumstances, result.outcome
-    t = int(run.ended * 1000)
     values = {f"final/{name}": value for name, value in outcome.metrics.items()}
     best = outcome.value(analysis.metric, "best", analysis.goal)
     if analysis.at == "best" and best is not None:
@@ -124,7 +131,7 @@ def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     }
     if run.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / run.wall_s
-    return _to_points(values, t, 0)
+    return _to_points(values, int(run.ended * 1000), 0)
 
 
 def _to_points(values: Mapping[str, float], t: int, step: int) -> list[Point]:
@@ -177,21 +184,6 @@ def load_confusion_matrices(predictions: Path) -> dict[str, pd.DataFrame]:
                 names |= dict(zip(own[column], own[f"{column}_name"], strict=True))
         tables[str(split)] = counts.rename(index=names, columns=names)
     return tables
-
-
-def _flatten_into(path: str, value: Any, into: dict[str, str]) -> None:
-    if not isinstance(value, Mapping) or not value:
-        into[path] = format_value(value) if not isinstance(value, float) else repr(value)
-        return
-    if {"data", "model", "train"} <= set(value) and path:  # summarises a nested trial by its model and data
-        model, data = (format_value(dict(value[part]).get("type", value[part])) for part in ("model", "data"))
-        into[path] = f"{model} trained on {data}"
-        return
-    if isinstance(value.get("type"), str):
-        into[path] = value["type"]
-    for name, item in value.items():
-        if name != "type" or not isinstance(item, str):
-            _flatten_into(f"{path}.{name}" if path else str(name), item, into)
 
 
 def truncate(value: str) -> str:

@@ -8,6 +8,7 @@ tracker treats as the beginning.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +18,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder
 from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import Tracker, records
+
+log = logging.getLogger(__name__)
 
 TUNING = "tuning"
 COMMIT_S = 5.0  #: time between two records of the progress of a delivery, which are long in a large study
@@ -146,7 +150,7 @@ class Replay(Tracker):
                     del states.trials[identity]
                 except Exception as error:  # an error of one trial delays no other
                     first_error = first_error or error
-            for item in self.trials:
+            for number, item in enumerate(self.trials, 1):
                 try:
                     self._deliver_trial(item, states, final)
                 except Unreachable:
@@ -156,6 +160,10 @@ class Replay(Tracker):
                 if time.monotonic() > due:
                     states.save_if_changed()
                     due = time.monotonic() + COMMIT_S
+                    if final:  # by a warning, which reaches the driver from a process of its own
+                        log.warning(
+                            "%s: %s looked at, of %s", self.title, format_count(number, "trial"), len(self.trials)
+                        )
         finally:
             states.save_if_changed()
         link = self.write_study(report) if final else None
@@ -188,20 +196,22 @@ class Replay(Tracker):
         if state is None and not folder.path.exists():
             return  # it has not begun
         size = folder.journal_size()
-        if state is not None and not self.holds(state.mark):
-            state = None
-        if state is not None and state.end.startswith("result") and state.offset == size:
-            return
+        if state is not None:
+            if not self.holds(state.mark):
+                state = None
+            elif state.end.startswith("result") and state.offset == size:
+                return
         result = folder.result()
         began = first_event = training_start(folder)
         if not began and result is not None:  # its journal is lost
             began = state.began if state is not None else round(result.circumstances.started * 1000)
-        if state is not None and state.began and not began:
-            return  # the trial's files were deleted; it keeps what was delivered until it is retrained
-        if state is not None and (state.began != began or state.offset > size > 0):  # the trial was retrained since
-            self.remove_trial(state.mark)
-            del states.trials[item.identity]
-            state = None
+        if state is not None:
+            if state.began and not began:
+                return  # the trial's files were deleted; it keeps what was delivered until it is retrained
+            if state.began != began or state.offset > size > 0:  # the trial was retrained since
+                self.remove_trial(state.mark)
+                del states.trials[item.identity]
+                state = None
         state = state or _TrialState(began=began)
         events, offset = folder.events(state.offset)
         if training_start(folder) != first_event:

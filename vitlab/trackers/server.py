@@ -4,7 +4,6 @@ One worker and no job execution need two processes and 0.4 GB instead of ten and
 of several workers.  The server and its children are one process group and are stopped together.
 """
 
-import json
 import os
 import signal
 import socket
@@ -15,16 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import quote
-from urllib.request import urlopen
 
 from vitlab.errors import UserError, VitlabError
-from vitlab.store.files import read_json, require_mapping
-from vitlab.trackers import dashboard
-from vitlab.trackers.delivery import DELIVERED
-from vitlab.trackers.service import PROBE_S, embedded_database, open_to_read, parse_uri
+from vitlab.trackers import dashboard, read_deliveries
+from vitlab.trackers.service import PROBE_S, Address, embedded_database, open_to_read
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -56,7 +50,7 @@ def running_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterato
             f"port {port} of {host} is used by another server. End it, or choose another port, such as "
             f"--port {port + 1}."
         )
-    address, stored = parse_uri(f"http://{own}:{port}", root), embedded_database(root)
+    address, stored = Address(f"http://{own}:{port}"), embedded_database(root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", stored.uri, "--artifacts-destination", str(stored.artifacts)]
     # Client variables of the environment concern the server that the user tracks to, not this one.
@@ -99,17 +93,6 @@ def host_for_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def is_served(base: str, experiment: str, root: Path) -> bool:
-    """Return True if the server at ``base`` shows an experiment of the database under ``root``."""
-    address = f"{base}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment)}"
-    with (
-        suppress(OSError, HTTPException, ValueError, LookupError, TypeError),
-        urlopen(address, timeout=PROBE_S) as page,
-    ):
-        return Path(json.load(page)["experiment"]["artifact_location"]).is_relative_to(root)
-    return False
-
-
 def study_links(root: Path) -> dict[str, str]:
     """Return where the studies under ``root`` are shown, the most recently planned first.
 
@@ -125,7 +108,7 @@ def study_links(root: Path) -> dict[str, str]:
         for page, view in ((name, dashboard.ARMS), (f"{name}/arms", dashboard.SUMMARY)):
             if page in ids:
                 links[page] = dashboard.comparison_link(ids[page], view)
-        for place, link in reversed((read_json(plan.with_name(DELIVERED), require_mapping) or {}).items()):
-            if link and place != "embedded":
-                links.setdefault(name, str(link))
+        for place, link in read_deliveries(plan.parent).items():
+            if link and place != "embedded" and name not in ids:
+                links[name] = str(link)
     return links

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import logging
 import os
 import shlex
@@ -77,8 +78,7 @@ class Address:
 
     def is_reachable(self) -> bool:
         """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
-        parts = urlsplit(self.uri)
-        if parts.scheme not in ("http", "https"):
+        if not self.uri.startswith("http"):
             return True
         try:
             # Drop user and password, which only MLflow's client uses: urllib would read them as part of the host name.
@@ -89,6 +89,14 @@ class Address:
         except (OSError, http.client.HTTPException) as error:  # the latter where another protocol is spoken
             # MLflow may be configured to trust the certificate.
             return isinstance(getattr(error, "reason", error), ssl.SSLError)
+
+
+def is_served(base: str, experiment: str, root: Path) -> bool:
+    """Return True if the server at ``base`` shows an experiment of the database under an output folder."""
+    address = f"{base}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment)}"
+    with suppress(Exception), urllib.request.urlopen(address, timeout=PROBE_S) as answer:
+        return Path(json.load(answer)["experiment"]["artifact_location"]).is_relative_to(root)
+    return False  # another server may answer anything
 
 
 def embedded_database(root: Path) -> Address:
@@ -220,18 +228,18 @@ def set_mlflow_settings() -> None:
     for name, value in SETTINGS.items():
         if name not in os.environ:
             os.environ[name] = value
-            _configured[name] = value
+            _configured.add(name)
 
 
 def unset_mlflow_settings() -> None:
     """Unset MLflow's settings that :func:`set_mlflow_settings` has set, for the user's own calls of MLflow."""
-    for name, value in _configured.items():
-        if os.environ.get(name) == value:  # otherwise the user has set it since
+    for name in _configured:
+        if os.environ.get(name) == SETTINGS[name]:  # otherwise the user has set it since
             del os.environ[name]
     _configured.clear()
 
 
-_configured: dict[str, str] = {}  # variables that the user had not set
+_configured = set[str]()  # variables that the user had not set
 
 
 @contextmanager

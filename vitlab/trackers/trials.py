@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections import Counter
@@ -124,8 +123,10 @@ class TrialRuns:
             item = items[identity]
             content = _Content(tags=records.trial_tags(self.plan, item.planned, item.kind), params=dict(item.params))
             self._send_content(run_id, content.without_stored_tags_and_params(run))  # the plan may have changed since
-            if not _lacks_data(run, mark):
-                self.intact.add(mark.run)
+            last = max((metric.step for metric in run.data.to_proto().metrics), default=-1)
+            has_result = "vitlab.status" in tags and any(name.startswith("cost/") for name in run.data.metrics)
+            if last >= mark.step and run.info.status == mark.status and has_result >= mark.has_result:
+                self.intact.add(run_id)
         for own in self._runs.values():
             for index in reversed(range(len(own))):
                 if _training_identity(own[index]) in map(_training_identity, own[:index]):
@@ -182,9 +183,12 @@ class TrialRuns:
                 lacking = self._content_missing_in_run(run, content) if run is not None else replace(content, tags={})
                 run = run or self._create_run(news, content.tags)
                 mark = RunMark(run.info.run_id, run.info.status)
-            now = replace(mark)
+            now = replace(mark, images=mark.images | content.images, artifacts=max(mark.artifacts, content.files))
             self._send_content(now.run, lacking)
-            self._update_mark(now, content)
+        headline = records.mlflow_name(self.plan.analysis.metric)
+        now.points += sum(point.name == headline for point in content.points)
+        now.step = max([now.step, *(point.step for point in content.points)])
+        now.has_result |= any(point.name.startswith("cost/") for point in content.points)
         if news.end is not None:
             now.status = STATUS.get(news.end.how, FAILED)
             self.client.set_terminated(now.run, now.status, end_time=news.end.t or None)
@@ -266,9 +270,7 @@ class TrialRuns:
         sources = [folder.path / "log.txt"] if result is None else [folder.predictions, *explanations]
         files = files_within(folder.path.parents[2], sources)
         for file in files:
-            target = place / file.relative_to(folder.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            write_bytes(place / file.relative_to(folder.path), file.read_bytes(), fsync=False)
         (place / "spec.json").write_text(json.dumps(news.item.planned.trial.to_json(), indent=2, default=str))
         if result is None:
             failure = folder.failure()
@@ -278,8 +280,7 @@ class TrialRuns:
         pictures = list(explanation_pictures(files))
         if folder.predictions in files:
             for split, table in (read_stored(folder.predictions, records.load_confusion_matrices) or {}).items():
-                (place / "confusion").mkdir(exist_ok=True)
-                (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
+                write_bytes(place / "confusion" / f"{split}.csv", table.to_csv().encode(), fsync=False)
                 pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
         if pictures:
             content.images = write_image_files(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
@@ -309,15 +310,6 @@ class TrialRuns:
         self.metrics |= {point.name for point in content.points}
         self.delivered.update(points=len(content.points), tags=len(content.tags), parameters=len(content.params))
         self.delivered["files"] += max(0, content.files - content.stored_files)
-
-    def _update_mark(self, mark: RunMark, content: _Content) -> None:
-        """Add an update to the mark of its run."""
-        headline = records.mlflow_name(self.plan.analysis.metric)
-        mark.points += sum(point.name == headline for point in content.points)
-        mark.step = max([mark.step, *(point.step for point in content.points)])
-        mark.has_result |= any(point.name.startswith("cost/") for point in content.points)
-        mark.artifacts = max(mark.artifacts, content.files)
-        mark.images |= content.images
 
     def _mark_as_superseded(self, run: Run) -> None:
         """Mark a run of this output folder as superseded, also by its name and colour."""
@@ -399,13 +391,6 @@ def send_files(client: MlflowClient, run: str, place: str, folder: Path) -> None
             write_bytes(target, file.read_bytes(), fsync=False)
 
 
-def _lacks_data(run: Run, mark: RunMark) -> bool:
-    """Return True if a run, as returned by a search, lacks delivered data."""
-    last = max((metric.step for metric in run.data.to_proto().metrics), default=-1)
-    has_result = "vitlab.status" in run.data.tags and any(name.startswith("cost/") for name in run.data.metrics)
-    return last < mark.step or run.info.status != mark.status or (mark.has_result and not has_result)
-
-
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 IMAGES_FOLDER = "images"  #: artifact folder in which the page expects images
@@ -456,19 +441,14 @@ def explanation_pictures(files: Iterable[Path]) -> Iterator[Picture]:
 
     Damaged ones are reported and left out.
     """
+    from PIL import Image
+
     for file in files:
         key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
         if file.suffix == ".png" and number.isdecimal():
-            image = read_stored(file, _load_image)
+            image = read_stored(file, lambda path: Image.open(path).convert("RGB"))
             if image is not None:
                 yield Picture(key, int(number), image)
-
-
-def _load_image(file: Path) -> Image:
-    from PIL import Image
-
-    with Image.open(file) as image:
-        return image.convert("RGB")
 
 
 def draw_confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Picture:
@@ -508,4 +488,4 @@ def _load_font(size: int) -> FreeTypeFont:
     import matplotlib
     from PIL import ImageFont
 
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
