@@ -364,8 +364,8 @@ def test_long_delivery_tells_its_progress(tmp_path: Path, monkeypatch: pytest.Mo
     assert caplog.text == ""
     assert board.close() == "somewhere"
     assert [record.getMessage() for record in caplog.records][1:3] == [
-        "Lines: 2 trials looked at, of 4",
-        "Lines: 3 trials looked at, of 4",
+        "Lines: 2 of 4 trials looked at",
+        "Lines: 3 of 4 trials looked at",
     ]
 
 

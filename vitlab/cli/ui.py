@@ -27,8 +27,8 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
-    of its arms. The browser is opened where there is a display; the addresses of both pages are printed. The page of a
-    study that was delivered to another server is opened there.
+    of its arms. The browser is opened where there is a display; the addresses of both pages are printed. Of a study that
+    only another server has, its address there is printed.
     """
     from vitlab.driver.progress import make_watch
     from vitlab.planning.packaged import stored_study_name
@@ -69,7 +69,8 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         if others := [page for page in pages if page != opened and not page.endswith("/arms")]:
             click.echo(f"'vitlab ui NAME' opens another study: {list_some(others)}.")
         has_display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        if not no_browser and sys.stdout.isatty() and has_display:
+        # An output folder may come from other people, and with it the address of another server.
+        if not no_browser and sys.stdout.isatty() and has_display and links[name].startswith("#"):
             webbrowser.open(pages[name])
         if server is None:
             say("Another process runs the server of this page.")

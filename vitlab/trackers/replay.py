@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import read_json, write_json
@@ -161,9 +160,7 @@ class Replay(Tracker):
                     states.save_if_changed()
                     due = time.monotonic() + COMMIT_S
                     if final:  # by a warning, which reaches the driver from a process of its own
-                        log.warning(
-                            "%s: %s looked at, of %s", self.title, format_count(number, "trial"), len(self.trials)
-                        )
+                        log.warning("%s: %s of %s trials looked at", self.title, number, len(self.trials))
         finally:
             states.save_if_changed()
         link = self.write_study(report) if final else None
