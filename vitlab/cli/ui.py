@@ -27,8 +27,8 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
-    of its arms. The browser is opened where there is a display; the addresses of both pages are printed. Of a study that
-    only another server has, its address there is printed.
+    of its arms. The browser is opened where there is a display; the addresses of both pages are printed. Of a study
+    that only another server has, the address of its page there is printed.
     """
     from vitlab.driver.progress import make_watch
     from vitlab.planning.packaged import stored_study_name
