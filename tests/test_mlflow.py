@@ -1887,7 +1887,9 @@ def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, m
         assert client.get_experiment_by_name("tiny") is not None
         base = f"http://127.0.0.1:{port}"
         assert service.is_served(base, "tiny", delivered.out) and service.is_served(base, "tiny/arms", delivered.out)
-        assert not service.is_served(base, "tiny", before[0]) and not service.is_served(base, "other", delivered.out)
+        assert not service.is_served(base, "tiny", delivered.out / "studies") and not service.is_served(
+            base, "other", delivered.out
+        )
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
             server.running_server(delivered.out, port=port),
