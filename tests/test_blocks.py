@@ -381,11 +381,11 @@ def test_mistakes_of_tables_with_blocks_come_together() -> None:
         "over_blocks relativ: allowed: difference, relative",
     ):
         assert part in str(error.value)
-    with pytest.raises(UserError, match="row 3 has no 'data'"):
+    with pytest.raises(UserError, match="no 'data' in row 3"):
         judged(frame.assign(data=frame["data"].where(frame.index != 2, "")))
     with pytest.raises(UserError, match="no arm 'set0: bass'"):
         judged(frame, baseline="bass")
-    with pytest.raises(UserError, match="or their data set by block"):
+    with pytest.raises(UserError, match="or compare within each data by block"):
         judged(frame.assign(seed=frame["seed"] % 10), block=None)
 
 

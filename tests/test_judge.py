@@ -266,8 +266,8 @@ def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
         ("model,run,acc\na,0,1\n", {"seed": ""}, "no column ''. Columns: model; run; acc."),
         ("model,run,acc,f1\na,0,0.9x,1\n", {"metric": "ac"}, "no column 'ac'. Did you mean 'acc'? Columns: f1; "),
         ("model,run,acc\na,0,1\n", {"baseline": "b"}, "no arm 'b'. Arms: a."),
-        ("model,run,acc\n,0,1\n", {}, "line 2 has no 'model'"),
-        ("model,run,acc\na,,1\n", {}, "line 2 has no 'run'"),
+        ("model,run,acc\n,0,1\n", {}, "no 'model' in line 2"),
+        ("model,run,acc\na,,1\n", {}, "no 'run' in line 2"),
         ("model,run,acc\n", {}, "has no rows"),
         ("", {}, "cannot be read as csv"),
     ],
@@ -308,9 +308,9 @@ def test_number_that_is_not_finite_is_refused(tmp_path: Path, option: str, value
     [
         ("acc", "acc (%)"),
         ("test_acc", "test_acc (%)"),
-        ("eval/top1", "eval top1 (%)"),
+        ("eval/top1", "eval/top1 (%)"),
         ("Top-1 acc (%)", "Top-1 acc (%)"),
-        ("params", "metric params"),
+        ("params", "metric/params"),
     ],
 )
 def test_report_names_the_metric_as_the_table_does(tmp_path: Path, column: str, title: str) -> None:

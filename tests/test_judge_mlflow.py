@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import math
+import random
 import re
 import shlex
 import shutil
@@ -27,6 +28,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from mlflow import MlflowClient
+from scipy.stats import ttest_rel
 
 import vitlab
 from vitlab import cli
@@ -352,13 +354,84 @@ def test_runs_that_do_not_count_are_named(database: str) -> None:
     assert "Warning: 2 lost seeds, without a value: rope, seed 3; none, seed 3." in judgement.notes
 
 
-def test_unpaired_runs_need_no_seed(database: str) -> None:
-    table = table_of(f"{database}#positions", seed=None)
-    assert len(table.rows) == sum(map(len, VALUES.values())) + 2
-    assert not any("'seed'" in note for note in table.notes)
-    notes = judge(f"{database}#positions", metric=METRIC, arm="model").notes
+def test_runs_without_seeds_are_judged_unpaired(database: str) -> None:
+    table = table_of(f"{database}#sweep", metric="acc", seed=None)
+    assert len(table.rows) == 4 and not any("'seed'" in note for note in table.notes)
+    notes = judge(f"{database}#sweep", metric="acc", arm="model").notes
     assert any(note.startswith("Without seed the arms are not paired") for note in notes)
     assert not any("repeated" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_every_reader_finds_the_same_columns_whatever_is_named(folder: Path, database: str, tmp_path: Path) -> None:
+    """The runs are paired, so that p values are those of pairs of equal seeds, in whatever order the rows are."""
+    draw = random.Random(0)
+    rows = [
+        {"arm": f"{data}: {model}", "model": model, "data": data, "of": "" if model == "vit" else "vit"}
+        | {"random_seed": seed, "acc": round(80 + 5 * seed + shift + draw.random(), 3)}
+        | {"loss": round(5 - seed + draw.random() / 9, 3)}
+        for data in ("digits", "shapes")
+        for model, shift in (("vit", 0.0), ("rope", 0.6))
+        for seed in range(4)
+    ]
+    draw.shuffle(rows)
+    frame = pd.DataFrame(rows)
+    readers: list[Any] = [
+        frame,
+        *(tmp_path / f"r.{form}" for form in ["csv", "tsv", "json", "jsonl", "parquet", "xlsx"]),
+    ]
+    frame.to_csv(readers[1], index=False)
+    frame.to_csv(readers[2], index=False, sep="\t")
+    frame.to_json(readers[3], orient="records")
+    frame.to_json(readers[4], orient="records", lines=True)
+    frame.to_parquet(readers[5])
+    frame.to_excel(readers[6], index=False)
+    client = client_of(database)
+    with service.mute_mlflow():
+        experiment = client.create_experiment("readers")
+        readers.append(f"{database}#readers")
+        loggers = {"acc": client.log_metric, "loss": client.log_metric, "model": client.set_tag, "of": client.set_tag}
+        for row in rows:
+            run = client.create_run(experiment).info.run_id
+            for key, value in row.items():
+                loggers.get(key, client.log_param)(run, key, value)
+            client.set_terminated(run)
+    one_arm = [{}, {"arm": "arm"}]
+    of_blocks = [{"arm": "model", "block": "data"}, {"arm": "model", "block": "data", "baselines": "of"}]
+    seeds_and_metrics = [(None, "acc"), (None, "loss"), ("random_seed", "loss")]
+    for named, (seed, metric) in itertools.product((*one_arm, *of_blocks), seeds_and_metrics):
+        options: dict[str, Any] = {**named, "seed": seed, "metric": metric, "over_blocks": None}
+        if "block" in named:
+            options["over_blocks"] = "difference"
+        if "baselines" not in named:
+            options["baseline"] = "vit" if "block" in named else "digits: vit"
+        expected = None
+        for reader in readers:
+            judged_arms = judge(reader, **options)
+            found = {row["arm"]: row["p"] for row in judged_arms.report.arms if row["baseline"] is not None}
+            pairs = {row["pairs"] for row in judged_arms.report.arms} - {None}
+            assert pairs == {4} and found == pytest.approx(expected or found, rel=1e-9), (reader, options)
+            expected = found
+        values = frame.set_index(["arm", "random_seed"])[metric].unstack("arm")
+        own = judge(frame.query("data == 'digits'"), metric=metric, baseline="digits: vit").report.arms
+        [p] = [row["p"] for row in own if row["baseline"] is not None]
+        assert p == pytest.approx(ttest_rel(values["digits: rope"], values["digits: vit"]).pvalue)
+
+
+def test_of_several_columns_that_may_hold_seeds_one_is_asked_for(database: str) -> None:
+    frame = pd.DataFrame({"arm": [*"aabb"], "seed": [0, 1, 0, 1], "random_state": 42, "acc": [0.1, 0.2, 0.3, 0.5]})
+    with service.mute_mlflow():
+        client = client_of(database)
+        experiment = client.create_experiment("two seeds")
+        for row in frame.to_dict("records"):
+            run = client.create_run(experiment).info.run_id
+            for key in ("arm", "seed", "random_state"):
+                client.log_param(run, key, row[key])
+            client.log_metric(run, "acc", row["acc"])
+            client.set_terminated(run)
+    for results in (frame, f"{database}#two seeds"):
+        with pytest.raises(UserError, match="may hold the seeds: name one with seed"):
+            judge(results, metric="acc")
 
 
 def test_runs_with_arm_and_seed_need_no_option(database: str) -> None:

@@ -109,6 +109,11 @@ def test_sheet_is_read_or_its_library_named(tmp_path: Path, monkeypatch: pytest.
     book.save(file)
     judgement = judge(file, metric="acc", arm="arm")
     assert means(judgement) == pytest.approx(MEANS) and "Of 2 sheets, the first is read: Sheet." in judgement.notes
+    frame = FRAME.set_index(["arm", "seed"])  # whose cells of equal arms are merged
+    frame.to_excel(file)
+    text = r"no 'arm' in row 3; row 4; row 6; row 7; .*, as of merged cells: frame\['arm'\]\.ffill\(\) in pandas"
+    with pytest.raises(UserError, match=text):
+        judge(file, metric="acc", arm="arm")
     monkeypatch.setitem(__import__("sys").modules, "openpyxl", None)
     with pytest.raises(UserError, match="needs openpyxl; type pip install openpyxl"):
         judge(file, metric="acc", arm="arm")
@@ -136,6 +141,14 @@ def test_frames_are_read_with_their_index() -> None:
         ("r.csv", "| arm | seed | acc |\n|---|---|---|\n| a | 0 | 0.5 |\n", "it seems to be a table in Markdown"),
         ("r.csv", "arm,seed,acc\na,0,0,81\na,1,0,82\n", "line 2: more cells than the header"),
         ("r.csv", "arm,seed,acc\na,0,0.81\na,1,0,82\n", "line 3: more cells than the header"),
+        ("r.csv", f"Results (May)\n{LONG}", "line 2: more cells than the header; a cell that holds the delimiter"),
+        ("r.csv", f"Results (May)\n{LONG}", "and the header is the first line: delete a title above it"),
+        ("r.csv", f"Results of May\n{LONG}", "or delete a title above the header"),
+        (
+            "r.csv",
+            f"Results,,\n{LONG}",
+            "Columns: Results; Unnamed: 1; Unnamed: 2. If the first row is a title, delete it.",
+        ),
         ("r.csv", "arm seed acc\na 0 0.5\n", "its header has one column; write commas, semicolons, tabs or bars"),
         ("r.csv", "vit,0,0.81\nvit,1,0.82\n", "no column 'arm'. Columns: vit; 0; 0.81."),
         ("r.csv", "arm,seed,acc,acc\na,0,0.5,0.6\n", "several columns are called 'acc'; rename all but one"),
@@ -268,6 +281,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
     judgement = judged(tmp_path, LONG, arm=None)
     assert means(judgement) == pytest.approx(MEANS) and judgement["pairs"].tolist()[1] == 3
     assert judgement.notes[:2] == ("Arms are those of column 'arm'.", "Seeds are those of column 'seed'.")
+    assert "Test at equal seeds: paired t over 3 pairs." in judgement.notes
     columns = judged(tmp_path, WIDE.replace("rope", "arm"), arm=None)  # no column has the metric's name
     assert means(columns).keys() == {"vit", "arm"}
     # A column 'arm' of names holds no values, so that the metric is a column, too, and this one is unknown.
@@ -316,11 +330,12 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
             "arm",
             "(line 2; line 3), which differ in epoch; judge needs the f",
         ),
-        ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, or name a seed"),
+        ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, name a seed"),
         (
             "arm,seed,lr,acc\n" + "".join(f"{a},{s},{lr},0.{s}{lr}\n" for a in "ab" for s in (1, 2) for lr in (1, 2)),
             "arm",
-            "if the arm includes lr, type in pandas frame['arm'] = frame[['arm', 'lr']].astype(str).agg(' '.join, axis=1)",
+            "or compare within each lr by block; if the arm includes lr, type in pandas "
+            "frame['arm'] = frame[['arm', 'lr']].astype(str).agg(' '.join, axis=1)",
         ),
         (
             "arm,seed,status,acc\na,0,done,0.5\na,1,early,0.6\n",
@@ -435,6 +450,13 @@ def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:
         assert note in judgement.notes
     flags = judged(tmp_path, "arm,seed,diverged,acc\na,0,False,0.8\na,1,True,0.1\na,2,False,0.82\n")
     assert counts(flags) == {"a": (2, 1, 0)} and means(flags)["a"] == pytest.approx(0.81)
+    optuna = content.replace("model,seed", "params_model,params_seed").replace("crashed", "PRUNED")
+    for state, name in {"finished": "COMPLETE", "running": "WAITING", "failed": "FAIL"}.items():
+        optuna = optuna.replace(state, name)
+    exported = judged(tmp_path, optuna, arm="params_model")
+    assert counts(exported) == counts(judgement) and exported["pairs"].tolist()[1] == 1
+    pruned = LONG.replace("acc", "acc,pruned").replace("1\n", "1,True\n").replace("3\n", "3,False\n")
+    assert means(judged(tmp_path, pruned)) == pytest.approx(MEANS), "an option"
     own = judged(
         tmp_path, "arm,seed,status,failure,acc\na,0,done,,0.8\na,1,failed,timeout,\na,2,paused,,\na,3,failed,at x:1,\n"
     )
@@ -594,6 +616,15 @@ def test_lost_seeds_are_judged_with_chance(tmp_path: Path) -> None:
         content = "\n".join(line if "nan" not in line else "rope,1,nan" for line in content.split("\n"))
         row = judged(tmp_path, content, **{"metric": metric, **options}).iloc[1]
         assert (row["lost"], row["chance"]) == (1, pytest.approx(chance))
+    # Comparisons of unlike seeds share variances once chance stands in the place of lost seeds.
+    three = LONG + "vit,3,0.84\nrope,3,0.94\nnone,0,0.72\nnone,1,0.75\nnone,2,0.74\nnone,3,\n"
+    several = judged(tmp_path, three.replace("rope,1,0.93", "rope,1,"), chance=0.1)
+    assert several["shared"].tolist()[1:] == [1, 1] and several["chance_shared"].tolist()[1:] == [2, 2]
+    [note] = [note for note in several.notes if "variance of a difference is averaged" in note]
+    assert "of the 2 comparisons that share baseline and seeds, with chance in the place of lost seeds, and" in note
+    unpaired = judged(tmp_path, three.replace("rope,1,0.93", "rope,1,").replace("seed", "note"), chance=0.1)
+    assert all("; with chance (10.0 %) in" in text for text in (*several.answers, *unpaired.answers))
+    assert not any("both have" in text for text in unpaired.answers)
     for options, message in (
         ({"chance": 2}, "chance 2 is no value of 'acc'"),
         ({"images": 100, "metric": "loss"}, "images: the step of 'loss' does not follow"),
@@ -617,8 +648,8 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         "images 0",
         "looks 3, 2: growing numbers of seeds",
         "'x' in line 4 of column 'acc' is not a number",
-        "line 2 has no 'arm'; fill it in, or leave the row out",
-        "line 3 has no 'seed'",
+        "no 'arm' in line 2; fill it in, or leave the row out",
+        "no 'seed' in line 3",
     ):
         assert part in text
     content = (

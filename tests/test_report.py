@@ -624,7 +624,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     fragile, sturdy = answers_of(results)
     assert fragile.startswith("cannot tell: fragile is 3.10 points above baseline")
     assert (
-        "over the seeds that both have with chance (10.0 %) in the place of 1 lost seed, 5.89 points below (" in fragile
+        "; with chance (10.0 %) in the place of 1 lost seed, 5.89 points below (" in fragile
         and "detected" not in fragile
     )
     columns = {

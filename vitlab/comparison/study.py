@@ -222,7 +222,7 @@ class _StudyArrays:
         }
         if lost:
             filled = judgements.with_chance.single(0, place)
-            row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
+            row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high", "shared")}
             row |= {"chance_p": filled.p_corrected, "chance": self.facts.chance.get(arm, NAN)}
         return row
 

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def read_experiment(uri: str, columns: Columns) -> Table:
     """
     address, _, place = uri.partition("#")
     label = public(address).replace(f"{MASK}@", "").removesuffix("/")  # without user and password
-    selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
+    selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0]
     with _open_client(address, label) as client:
         entry = _find_experiment(client, place, label)
         runs = list(service.iterate_runs(client, entry.experiment_id, selection))
@@ -144,9 +144,8 @@ def _describe_read_failure(error: Exception, address: str) -> str:
     for part, remedy in REMEDIES.items():
         if part in text:
             return f"cannot be read; {remedy.format(folder=shlex.quote(unquote(urlsplit(address).path)))}"
-    line = public(first_sentence(error))
     access = "; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg"
-    return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
+    return f"cannot be read: {public(first_sentence(error))}{access * address.startswith('databricks')}"
 
 
 def _find_experiment(client: MlflowClient, place: str, label: str) -> Experiment:
@@ -154,24 +153,20 @@ def _find_experiment(client: MlflowClient, place: str, label: str) -> Experiment
     from mlflow.exceptions import MlflowException
 
     page = _PAGE.fullmatch(place)
+    wanted = place if page is None else page[1]
     experiment: Experiment | None = None
-    if page is None:
-        experiment = client.get_experiment_by_name(place) if place else None
-    else:
-        with suppress(MlflowException):
-            experiment = client.get_experiment(page[1])
+    with suppress(MlflowException):  # of an address without a name, or of an ID that does not exist
+        experiment = (client.get_experiment_by_name if page is None else client.get_experiment)(wanted)
     if experiment is not None and experiment.lifecycle_stage != "deleted":
         return experiment
     present = client.search_experiments(max_results=MAX_LISTED, order_by=["experiment_id ASC"])
     names = [entry.name for entry in present]
     listing = f"Experiments: {'; '.join(names)}{' and more' if present.token else ''}." if names else "It has none."
-    wanted = place if page is None else page[1]
     if not wanted:
         raise UserError(f"{label} is a store of experiments; name one, as in {label}#NAME. {listing}")
     if experiment is not None:
         raise UserError(f"{label}: experiment '{wanted}' is deleted; restore it in MLflow. {listing}")
-    close = nearest(wanted, names) if page is None else ""
-    raise UserError(f"{label}: no experiment '{wanted}'.{close} {listing}")
+    raise UserError(f"{label}: no experiment '{wanted}'.{nearest(wanted, names) if page is None else ''} {listing}")
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -188,12 +183,14 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    if named.arm is None and {"arm", "seed"} <= {
-        key.partition(".")[2] for key in frame.columns if key.startswith(KINDS[:2])
-    }:
-        named = replace(named, arm="arm", seed=named.seed or "seed")
+    keys = {key.partition(".")[2] for key in frame.columns if not key.startswith("metrics.")}
+    if named.arm is None and "arm" in keys:
+        named = replace(named, arm="arm")
+    seeds = [key for key in keys if infer_auxiliary_role(key) == "seed"]
+    if named.seed is None and len(seeds) == 1:
+        named = replace(named, seed=seeds[0])
     columns = {
-        name: _param_or_tag_column(frame, name, remarks)
+        name: _param_or_tag_column(frame, name, keys, remarks)
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
     }
     if named.arm is None:
@@ -232,18 +229,17 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         param: frame[key]
         for key in frame.columns
         if key.startswith("params.")
-        and not infer_auxiliary_role(key)
+        and infer_auxiliary_role(key) in (None, "seed")
         and (param := key.removeprefix("params.")).casefold() not in taken
     }
     rows = pd.DataFrame({**params, **columns, metric: values, STATUS: status.mask(is_nan, "diverged")})[is_judged]
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
 
 
-def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
+def _param_or_tag_column(frame: pd.DataFrame, name: str, names: Iterable[str], remarks: Remarks) -> pd.Series[Any]:
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
-        names = [key.partition(".")[2] for key in frame.columns if not key.startswith("metrics.")]
         remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied_params(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]

@@ -20,7 +20,7 @@ from zipfile import is_zipfile
 import click
 import numpy as np
 
-from vitlab.errors import Problem, UserError, format_count, list_some
+from vitlab.errors import Problem, UserError, first_sentence, format_count, list_some
 from vitlab.spec.mistakes import value_in_words
 from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
@@ -73,8 +73,10 @@ def read_table(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix not in READERS:
         actual = f"'{path.suffix}'" if suffix else "no suffix"
-        stores = "An experiment of MLflow is sqlite:///FILE#NAME or file:///FOLDER#NAME."
-        raise UserError(f"{path}: a table is one of {', '.join(READERS)}; found {actual}. {stores}")
+        raise UserError(
+            f"{path}: a table is one of {', '.join(READERS)}; found {actual}. An experiment of MLflow is "
+            "sqlite:///FILE#NAME or file:///FOLDER#NAME."
+        )
     notes: list[str] = []
     try:
         rows = READERS[suffix](path, notes)
@@ -85,8 +87,7 @@ def read_table(path: Path) -> Table:
     except RecursionError:
         raise UserError(f"{path} cannot be read as {suffix[1:]}: its brackets are nested too deeply") from None
     except Exception as error:  # pandas and the libraries below it raise errors of many kinds on damaged files
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read as {suffix[1:]}: {reason}") from None
+        raise UserError(f"{path} cannot be read as {suffix[1:]}: {first_sentence(error)}") from None
     if rows.empty:
         raise UserError(f"{path} has no rows")
     return Table(path.name, str(path), rows, tuple(notes), unit="line" if suffix in (".csv", ".tsv") else "row")
@@ -157,7 +158,8 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     delimiter, header = max(headers.items(), key=lambda item: len(item[1]))
     if re.fullmatch(r"\w+(?:[ :^~]+\w+)+", ",".join(header)):
         raise ValueError(
-            "its header has one column; write commas, semicolons, tabs or bars, or say sep=: in a first line"
+            "its header has one column; write commas, semicolons, tabs or bars, say sep=: in a first line, or "
+            "delete a title above the header"
         )
     # A row may begin with '#', such as the row of an arm called '#1'; a comment has fewer cells.
     cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
@@ -170,7 +172,8 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
         for record in records:
             if any(record[len(header) :]):
                 raise csv.Error(
-                    "more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes"
+                    "more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes, "
+                    "and the header is the first line: delete a title above it"
                 )
             if any(record):
                 rows[before + records.line_num - 1] = [*record, *[""] * len(header)][: len(header)]
@@ -203,8 +206,7 @@ def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
     rows = [value] if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"a table is {RECORDS}")
-    frame = pd.json_normalize(rows)
-    return _set_column_names(frame, frame)
+    return _index_to_columns(pd.json_normalize(rows))
 
 
 def _read_parquet(path: Path, _: list[str]) -> pd.DataFrame:
@@ -261,13 +263,13 @@ ROLES = {
 ROLE_OF = {name: role for role, names in ROLES.items() for name in names.split("|")}
 ENDS_OF_CHARTS = ("__MIN", "__MAX")  #: ends of names of columns in exports of charts
 
-LOST = word_set("failed failure crashed killed aborted error oom timeout preempted cancelled canceled lost")
+LOST = word_set("failed fail failure crashed killed aborted error oom timeout preempted cancelled canceled lost")
 DIVERGED = word_set("diverged inf +inf -inf infinity")
 UNSUCCESSFUL = LOST | DIVERGED
 FAILED = LOST | word_set("- -- --- \u2013 \u2014 ? n.a. n/a #n/a na nan null none <na> missing") | {""}
 """Cells of a metric that say that a training has no value, in lower case."""
 ENDED = word_set("done finished complete completed success succeeded successful ok")
-UNENDED = word_set("running pending queued scheduled preempting paused missing")
+UNENDED = word_set("running pending queued scheduled waiting preempting paused missing")
 """Cells of a status, beside ``LOST`` and ``diverged``."""
 YES = word_set("true 1 yes")
 NO = word_set("false 0 no") | {""}
@@ -284,7 +286,7 @@ def infer_auxiliary_role(name: str) -> str | None:
         return "step"
     if name.startswith("Unnamed: "):  # by pandas, where a header has no name
         return "index"
-    last = re.split(r"[./]", name)[-1]
+    last = re.split(r"[./]|^(?:params|user_attrs)_", name)[-1]  # the latter as Optuna exports them
     return ROLE_OF.get(" ".join(re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", last).casefold())))
 
 
@@ -396,8 +398,8 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         remarks.add_mistakes(f"{cells_of_few}: write the percent sign in all cells or in none")
     numbers = numerals.str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
-    is_percent = bool(has_sign.any() and has_sign.all())
-    return replace(_infer_endings(np.asarray(numbers, np.float64), endings), is_percent=is_percent)
+    values = _infer_endings(np.asarray(numbers, np.float64), endings)
+    return replace(values, is_percent=bool(has_sign.any() and has_sign.all()))
 
 
 def are_metric_values(cells: pd.Series[Any]) -> bool:

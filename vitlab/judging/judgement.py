@@ -108,7 +108,7 @@ def judge(
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
         f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
-            looks is None or (bool(looks) and looks[0] >= 2 and [*looks] == sorted({*looks}))
+            looks is None or (min(looks, default=0) >= 2 and [*looks] == sorted({*looks}))
         ),
         f"--over-blocks {over_blocks}: allowed: {', '.join(get_args(OverBlocks))}": (
             over_blocks in (None, *get_args(OverBlocks))
@@ -123,8 +123,10 @@ def judge(
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
     if baselines is not None and (baseline is not None or columns.arm is None):
-        other = "a column per arm" if columns.arm is None else "--baseline"
-        remarks.of_options.append(f"--baselines names a column, and cannot be combined with {other}; remove one")
+        remarks.of_options.append(
+            "--baselines names a column beside the one of the arms, --arm, and cannot be combined with --baseline; "
+            "remove one"
+        )
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
     if goal is None and metric and (columns.arm is None or metric in names):
@@ -166,16 +168,19 @@ def judge(
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary_rows(of_study)
+    paired = (row for row in rows if row["p"] is not None and row["pairs"] > 1)
+    if tests := dict.fromkeys(f"{row['test']} over {row['pairs']} pairs" for row in paired):
+        remarks.notes.append(f"Test at equal seeds: {shortlist([*tests])}.")
     # Without seeds, a note of the table says that no arm is paired.
     from_values = [note for note in notes_from_values(of_study, rows) if trainings.is_paired or "Welch" not in note]
     report = Report.from_findings(Findings(of_study, rows), from_values)
     notes = (
-        *map(spell_options_for_caller, remarks.notes),
+        *remarks.notes,
         *report.notes,
         *_notes_on_lost_and_best_values(trainings, metric, chance),
         UNREGISTERED,
     )
-    return Comparison.of(replace(report, notes=notes))
+    return Comparison.of(replace(report, notes=tuple(map(spell_options_for_caller, notes))))
 
 
 def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks: Remarks) -> Table:
@@ -214,7 +219,7 @@ def _reconstruct_plan(
         arms=tuple(Arm(arm, {}, compared.get(arm), block=blocks[arm]) for arm in arms),
         trials=(),
         analysis=analysis,
-        metrics={analysis.metric.rpartition("/")[2]: facts},
+        metrics=dict.fromkeys((analysis.metric, analysis.metric.rpartition("/")[2]), facts),
     )
 
 
@@ -267,7 +272,7 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: fl
     if labels:
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
     if labels and chance is None:
-        yield spell_options_for_caller(
+        yield (
             "A verdict must also hold with guesses in the place of lost seeds: say by --chance what they reach, "
             "such as 10 for percents of 10 classes, or 0.1 for fractions."
         )

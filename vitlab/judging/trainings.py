@@ -74,6 +74,8 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
         )
     elif is_long and len(seeds) < 2:
         to_find[metric] = [*dict.fromkeys([*numbers, *names])]
+    if not is_long:
+        to_find |= dict.fromkeys(names, names)
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
@@ -113,7 +115,9 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     }
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
-        if not candidates and arm is None:
+        if len(candidates) > 1:
+            remarks.add_mistakes(f"columns {shortlist(candidates)} may hold the seeds: name one with --seed")
+        elif not candidates and arm is None:
             candidates = [
                 name for name, role in roles.items() if role == "index" and column_to_texts(table.rows[name]).is_unique
             ]
@@ -129,8 +133,9 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     else:
         if seed is None:
             remarks.notes.append("No column numbers the seeds, so a row has one seed of every arm, and pairs them.")
-        table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
-        arm = ARM
+        roles.pop(seed or "", None)
+        table = _wide_to_long(table, roles, remarks, metric, seed, columns.block)
+        arm, seed = ARM, seed or ROW
     return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
 
@@ -150,17 +155,22 @@ def _infer_column_roles(table: Table) -> dict[str, str | None]:
 def _column_fault(name: str, columns: Sequence[str], allowed: Sequence[str]) -> str:
     if name in columns:
         return f"several columns are called '{name}'; rename all but one"
-    return f"no column '{name}'.{nearest(name, allowed)} Columns: {shortlist(allowed)}."
+    return (
+        f"no column '{name}'.{nearest(name, allowed)} Columns: {shortlist(allowed)}."
+        f"{' If the first row is a title, delete it.' * ('Unnamed: 1' in columns)}"
+    )
 
 
 def _wide_to_long(
-    table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
-) -> tuple[Table, str]:
-    """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, [*table.rows.columns]
-    remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
-    remarks.raise_if_table_has_mistakes()
-    roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
+    table: Table,
+    roles: Mapping[str, str | None],
+    remarks: Remarks,
+    metric: str,
+    seed: str | None,
+    block: str | None,
+) -> Table:
+    """Return a table with a column per arm as one with a row per training."""
+    rows = table.rows
     if steps := [name for name, role in roles.items() if role == "step"]:
         remarks.add_mistakes(
             f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}"
@@ -169,16 +179,16 @@ def _wide_to_long(
     if ignored := [name for name, role in roles.items() if role not in (None, "step")]:
         remarks.notes.append(f"Left out, as columns of these names are no arms: {shortlist(ignored)}.")
     if not arms:
-        remarks.add_mistakes(f"no column of an arm; columns: {shortlist(columns)}")
+        remarks.add_mistakes(f"no column of an arm; columns: {shortlist([*rows.columns])}")
     _refuse_seeds_in_names(arms, remarks)
     remarks.raise_if_table_has_mistakes()
     if seed is None:  # columns may be of different lengths
         rows = rows.assign(**{ROW: np.arange(len(rows))})
-    long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
+    long = rows.melt([*filter(None, (seed or ROW, block))], arms, ARM, metric)
     if seed is None:
         is_filled = column_to_texts(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
-    return replace(table, rows=long, index=rows.index.tolist()), seed or ROW
+    return replace(table, rows=long, index=rows.index.tolist())
 
 
 def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
@@ -198,12 +208,10 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         status=metric_values.endings,
     )
     for name, column in ((arm, "arm"), (seed, "name"), (block, "block")):
-        if name is not None:
+        if name is not None and len(empty := rows.index[frame[column] == ""]):
             remarks.add_mistakes(
-                *(
-                    f"{table.row_label(row)} has no '{name}'; fill it in, or leave the row out"
-                    for row in rows.index[frame[column] == ""]
-                )
+                f"no '{name}' in {table.row_labels(empty)}; fill it in, or leave the row out"
+                + f", or repeat the one above, as of merged cells: frame['{name}'].ffill() in pandas" * (len(empty) > 1)
             )
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
@@ -303,16 +311,15 @@ def _number_seeds(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
     import pandas as pd
 
-    words = names[pd.to_numeric(names, errors="coerce").isna()]
+    numbers = pd.to_numeric(names, errors="coerce").astype("float64")
+    words = names[numbers.isna()]
     if 0 < len(words) < len(names):
         remarks.add_mistakes(
             f"seeds are numbers and {shortlist([*words.unique()])}: leave out rows that are no trainings, "
             "such as means, or give each seed a number"
         )
-    if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all():
-        numbers = names.astype("float64")
-        if numbers.abs().lt(files.EXACT).all():
-            return numbers.astype("int64")
+    if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all() and numbers.abs().lt(files.EXACT).all():
+        return numbers.astype("int64")
     codes, distinct = pd.factorize(names)
     numbered = shortlist([f"{number} is {name}" for number, name in enumerate(distinct)])
     remarks.notes.append(f"Seeds are numbered in the order of the table: {numbered}.")
@@ -323,13 +330,14 @@ def _drop_running_and_mask_failed(
     frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks
 ) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
-    cells, name = column_to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
+    # Optuna says pruned; a column of this name may be an option.
+    cells = column_to_texts(column).str.casefold()[frame.index].replace("pruned", "failed")
+    name = str(column.name).casefold()
     if name in files.UNSUCCESSFUL:
         cells = cells.replace(dict.fromkeys(files.YES, name) | dict.fromkeys(files.NO, "done"))
-        if not cells.isin(KNOWN_ENDINGS).all():  # such as 'failure', which holds sentences
-            return frame
     is_known = cells.isin(KNOWN_ENDINGS)
-    if not is_known.any():
+    # A column such as 'failure' may hold sentences.
+    if not (is_known.all() if name in files.UNSUCCESSFUL else is_known.any()):
         return frame
     remarks.add_mistakes(
         *(
@@ -365,8 +373,10 @@ def _drop_repetitions(
             if any(others.loc[rows.index, name].astype(str).nunique() > 1 for rows in clashes)
         ]
         is_history = any(infer_auxiliary_role(name) == "step" for name in varied)
-        remedy = FINALS if is_history else "keep one of them, or name a seed that differs, or their data set by --block"
-        if options := _find_options(frame, others, "arm"):
+        options = _find_options(frame, others, "arm")
+        remedy = f"keep one of them, name a seed that differs, or compare within each {(options or ['data set'])[0]} by"
+        remedy = FINALS if is_history else f"{remedy} --block"
+        if options:
             remedy += (
                 f"; if the arm includes {shortlist(options)}, type in pandas "
                 f"frame['{arm}'] = frame[{[arm, *options]}].astype(str).agg(' '.join, axis=1)"

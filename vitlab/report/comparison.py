@@ -81,6 +81,7 @@ chance_difference | float64 | the difference, with chance in the place of lost s
 chance_low | float64 | its interval, which holds for the whole family at once
 chance_high | float64 | its upper end
 chance_p | float64 | its p, corrected
+chance_shared | Int64 | comparisons whose variances are averaged with its own, with chance in the place of lost seeds
 equal_low | float64 | interval of level 1 - 2 alpha, to be set against the margin of the analysis
 equal_high | float64 | its upper end
 p_equal | float64 | p of the test that the difference lies within the margin, alone

@@ -394,15 +394,16 @@ def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
 
 
 def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    shared = max((row["shared"] or 1 for row in rows), default=1)
-    if shared < 2:
+    complete, filled = (max((row[name] or 1 for row in rows), default=1) for name in ("shared", "chance_shared"))
+    if max(complete, filled) < 2:
         return
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
-    others = f" With other seeds, and their own variance alone: {list_or_count(alone)}." if alone else ""
+    others = f" Of complete pairs, with their own variance alone: {list_or_count(alone)}." * bool(alone)
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
         "A few seeds give a poor estimate of the spread, so the variance of a difference is averaged with the mean "
-        f"variance of the {shared} comparisons that share baseline and seeds, and never taken for less than its own "
+        f"variance of the {max(complete, filled)} comparisons that share baseline and seeds"
+        f"{', with chance in the place of lost seeds' * (filled > complete)}, and never taken for less than its own "
         f"(a rule of vitlab's own, checked by simulation).{others}{corrected}"
     )
 

@@ -128,16 +128,18 @@ class Scale:
     factor: float
     unit: str  #: of a value: ``%``, the metric's own unit such as ``images``, or nothing
     points: str  #: of a difference: ``points``, the metric's own unit, or nothing
+    label: str = ""  #: as another program writes the metric; by default as in ``val accuracy``
 
     @classmethod
     def of(cls, metric: str, units: Mapping[str, str]) -> Scale:
-        """Return the scale of a metric such as ``val/accuracy`` or a column, given the units of a plan."""
+        """Return the scale of a metric such as ``val/accuracy`` or a column, given the units of a plan.
+
+        A column of another program, whose whole name has a unit, is labelled by that name.
+        """
         own = declared_metric(metric.rpartition("/")[2], units)
-        unit = "number" if own is None else units[own]
-        if unit == "share":
-            return cls(metric, 100.0, "%", "points")
-        unit = "" if unit == "number" else unit
-        return cls(metric, 1.0, unit, "points" if unit == "%" else unit)
+        unit = units.get(own or "", "number")
+        factor, unit = 100.0 if unit == "share" else 1.0, {"share": "%", "number": ""}.get(unit, unit)
+        return cls(metric, factor, unit, "points" if unit == "%" else unit, metric * (metric in units))
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Scale:
@@ -152,7 +154,7 @@ class Scale:
     @property
     def title(self) -> str:
         """The label of the metric, as in ``val accuracy (%)``."""
-        name = self.metric.replace("/", " ")
+        name = self.label or self.metric.replace("/", " ")
         return f"{name} ({self.unit})" if self.unit and not name.endswith(f"({self.unit})") else name
 
     def title_of_difference(self, title: str) -> str:
@@ -399,7 +401,7 @@ def _lost_as_chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals:
     level = f"{scale.number(row['chance'], scale.decimals_for_values([row['chance']], 1, 3))} {scale.unit}".rstrip()
     difference = describe_above_or_below(row["chance_difference"], scale, decimals)
     evidence = describe_interval_and_p(row, analysis, scale, decimals, "chance_", "chance_p")
-    return f"; over the seeds that both have with chance ({level}) in the place of {seeds}, {difference} ({evidence})"
+    return f"; with chance ({level}) in the place of {seeds}, {difference} ({evidence})"
 
 
 def describe_arm_result(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
