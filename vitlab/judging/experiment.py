@@ -67,9 +67,8 @@ def read_experiment(uri: str, columns: Columns) -> Table:
     with _open_client(address, label) as client:
         entry = _find_experiment(client, place, label)
         runs = list(service.iterate_runs(client, entry.experiment_id, selection))
-    source = f"{label}#{entry.name}"
     notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
-    return _runs_table(entry.name, source, runs, notes, columns)
+    return _runs_table(entry.name, f"{label}#{entry.name}", runs, notes, columns)
 
 
 # -- stores -----------------------------------------------------------------------------------------------------------

@@ -249,18 +249,21 @@ def word_set(words_in_text: str) -> frozenset[str]:
     return frozenset(words_in_text.split())
 
 
-ROLES = {
-    "seed": "seed|random seed|rng seed|global seed|manual seed|random state",
-    "index": "|index|idx|id|row|run|rep|replicate|repeat|repetition|trial",
-    "step": "step|steps|global step|trainer global step|epoch|epochs|iteration|iterations|iter|iters",
-    "status": "status|state",
-    "count": "n|runs|n runs|seeds|n seeds|num seeds|trials|n trials",
-    "name": "name|run name|run id|experiment|group|job type|user|tags|notes|host|hostname|commit|sweep",
-    "time": "time|date|timestamp|created|created at|updated|runtime|duration|wall time|relative time process|"
-    "start time|end time",
+ROLE_OF = {
+    name: role
+    for role, names in {
+        "seed": "seed|random seed|rng seed|global seed|manual seed|random state",
+        "index": "|index|idx|id|row|run|rep|replicate|repeat|repetition|trial",
+        "step": "step|steps|global step|trainer global step|epoch|epochs|iteration|iterations|iter|iters",
+        "status": "status|state",
+        "count": "n|runs|n runs|seeds|n seeds|num seeds|trials|n trials",
+        "name": "name|run name|run id|experiment|group|job type|user|tags|notes|host|hostname|commit|sweep",
+        "time": "time|date|timestamp|created|created at|updated|runtime|duration|wall time|relative time process|"
+        "start time|end time",
+    }.items()
+    for name in names.split("|")
 }
-"""Role of a column to its names, in lower case, without punctuation and groups such as ``config.``."""
-ROLE_OF = {name: role for role, names in ROLES.items() for name in names.split("|")}
+"""Name of a column, in lower case, without punctuation and groups such as ``config.``, to its role."""
 ENDS_OF_CHARTS = ("__MIN", "__MAX")  #: ends of names of columns in exports of charts
 
 LOST = word_set("failed fail failure crashed killed aborted error oom timeout preempted cancelled canceled lost")

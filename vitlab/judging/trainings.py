@@ -109,9 +109,11 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
     """Return the trainings of a table; the column of the seeds is by default the one that is called so."""
-    arm, metric, seed = columns.arm, columns.metric, columns.seed
+    arm, seed = columns.arm, columns.seed
     roles = {
-        name: role for name, role in _infer_column_roles(table).items() if name not in (arm, metric, columns.block)
+        name: role
+        for name, role in _infer_column_roles(table).items()
+        if name not in (arm, columns.metric, columns.block)
     }
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
@@ -134,7 +136,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         if seed is None:
             remarks.notes.append("No column numbers the seeds, so a row has one seed of every arm, and pairs them.")
         roles.pop(seed or "", None)
-        table = _wide_to_long(table, roles, remarks, metric, seed, columns.block)
+        table = _wide_to_long(table, roles, columns, seed, remarks)
         arm, seed = ARM, seed or ROW
     return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
@@ -158,16 +160,16 @@ def _column_fault(name: str, columns: Sequence[str], allowed: Sequence[str]) -> 
     return (
         f"no column '{name}'.{nearest(name, allowed)} Columns: {shortlist(allowed)}."
         f"{' If the first row is a title, delete it.' * ('Unnamed: 1' in columns)}"
+        f"{' Of a table with a row per metric, keep the rows of one.' * ('metric' in columns)}"
     )
 
 
 def _wide_to_long(
     table: Table,
     roles: Mapping[str, str | None],
-    remarks: Remarks,
-    metric: str,
+    columns: Columns,
     seed: str | None,
-    block: str | None,
+    remarks: Remarks,
 ) -> Table:
     """Return a table with a column per arm as one with a row per training."""
     rows = table.rows
@@ -184,9 +186,9 @@ def _wide_to_long(
     remarks.raise_if_table_has_mistakes()
     if seed is None:  # columns may be of different lengths
         rows = rows.assign(**{ROW: np.arange(len(rows))})
-    long = rows.melt([*filter(None, (seed or ROW, block))], arms, ARM, metric)
+    long = rows.melt([*filter(None, (seed or ROW, columns.block))], arms, ARM, columns.metric)
     if seed is None:
-        is_filled = column_to_texts(long[metric]) != ""
+        is_filled = column_to_texts(long[columns.metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
     return replace(table, rows=long, index=rows.index.tolist())
 
@@ -254,7 +256,10 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
             "they share some."
         )
     if arm == ARM and remarks.of_table:
-        remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
+        remarks.add_mistakes(
+            "without --arm every column is an arm: name the column of the arms if a row is a training, or delete a "
+            "title above the header"
+        )
     compared = None
     if columns.baselines is not None:
         baselines = column_to_texts(rows[columns.baselines])
@@ -363,8 +368,6 @@ def _drop_repetitions(
 ) -> pd.DataFrame:
     """Return the trainings without repetitions: lost ones that another row repeats, and rows of the same value."""
     keys, has_value = ["arm", "seed"], frame["value"].notna()
-    if not frame.duplicated(keys).any():
-        return frame
     valued = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)
     if clashes := [rows for _, rows in valued if rows["value"].nunique() > 1]:
         varied = [
