@@ -59,7 +59,8 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
             expected = row[name]
             if isinstance(expected, float):
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
-            assert reported[name] == expected, (row["arm"], name)
+            # A stored report may be older than a column.
+            assert reported.get(name) == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
         scale = Scale.of(plan.analysis.metric, plan.units)
         answers = [
