@@ -44,6 +44,7 @@ from vitlab.regression.facts import train_trace
 from vitlab.regression.gate import doubt_if_at_chance, train_and_check_learning
 from vitlab.report import api
 from vitlab.runner import circumstances
+from vitlab.runner.execution import resolve_as_planned
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store
@@ -217,8 +218,11 @@ def test_trial_with_recorded_versions_is_not_trained_under_others(
         lab.plan_study(file, versions=versions_option)[1].trials[0].trial for versions_option in ({}, versions)
     )
     assert plain.key == with_versions.key and plain.code != with_versions.code
-    with pytest.raises(Refused, match=r"torch 2.0.0, not 9.9.0, .*; install the former, or give"):
-        lab.run(file, out=tmp_path / "out", versions=versions)
+    sentence = "^versions: {'torch': '2.0.0'.*} required, {.*'torch': '9.9.0',.*} here; install the former or require "
+    with pytest.raises(Refused, match=sentence):  # of a worker, which may be elsewhere
+        resolve_as_planned([with_versions])
+    with pytest.raises(Refused, match=sentence):
+        lab.run(file, out=tmp_path / "out", versions={**versions, "pytorch": "9.9.0"})
 
 
 def test_exit_code_github_and_junit_report_verdict(
@@ -235,10 +239,12 @@ def test_exit_code_github_and_junit_report_verdict(
     assert "## gate: differs" in (tmp_path / "summary.md").read_text()
     suite = ElementTree.parse(tmp_path / "new" / "check.xml").getroot()
     assert suite.get("failures") == "4" and suite.get("errors") == "0"
-    with pytest.raises(UserError, match="does not exist"):
-        vitlab(accepted, *words[2:], "--baseline", "no.yaml")
-    suite = ElementTree.parse(tmp_path / "new" / "check.xml").getroot()
-    assert suite.get("errors") == "1" and len(suite.findall("testcase/error")) == 1
+    for wrong, message in (("--baseline=no.yaml", "does not exist"), ("--set=seeds", "the value is missing")):
+        (tmp_path / "new" / "check.xml").unlink()
+        with pytest.raises(UserError, match=message):
+            vitlab(accepted, *words[2:], wrong)
+        suite = ElementTree.parse(tmp_path / "new" / "check.xml").getroot()
+        assert suite.get("errors") == "1" and len(suite.findall("testcase/error")) == 1
 
 
 def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -990,8 +991,11 @@ def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Pa
         make_checkpoint_writer(folder.checkpoint, content)()
     _, printed, _ = call("status", "tiny", "--out", out)
     assert "\nbaseline: seeds 0, 1 paused, at step 2 to 3 of 4\n" in printed
-    assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed
+    assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed and "was run by" not in printed
     assert "this trains what has no result:\nvitlab run " in printed and "--retry-failed" not in printed
+    store.driver_lock("tiny").write_text(f"{socket.gethostname()}/4194305/7 \n")  # beyond the largest id of a process
+    killed = f"it was run by process 4194305 on {socket.gethostname()}, which was killed, or whose machine stopped"
+    assert killed in call("status", "tiny", "--out", out)[1]
     _, printed, _ = call("plan", ran[0], "--out", out)
     head, *rows = (line.split() for line in printed.splitlines() if line.startswith((" arm", " baseline", " position")))
     at = head.index("paused") - len(head)

@@ -454,8 +454,11 @@ def test_background_run_can_be_followed_and_stopped(
         assert os.getsid(pid) == pid
         until(lambda: any('"metrics"' in file.read_text() for file in tmp_path.glob("out/trials/*/*/events.jsonl")))
         assert f"run by process {pid} on" in output_of("status", *words)
-        with pytest.raises(UserError, match=f"tiny is already being run by process {pid} .* follows its progress"):
+        running = f"tiny is already run by process {pid} on [^ ]*"
+        with pytest.raises(UserError, match=f"{running}; '.*' follows until it ends, then trains what is missing"):
             output_of("run", *words, "--detach")
+        with pytest.raises(UserError, match=f"{running}; '.* --set seeds=3' follows until it ends, then trains"):
+            output_of("run", *words, "--set", "seeds=3", "--detach")
     finally:
         os.kill(pid, signal.SIGINT)
     until(lambda: not alive(pid))
@@ -515,7 +518,8 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     other.join()
     assert (
         ear.said[0]
-        == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one follows until it ends."
+        == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one follows until it ends, then trains "
+        "what is missing."
     )
     assert ear.said[1].endswith(" done") and calls == [1], "nothing was trained while the other had the study"
     assert (answer.trained, answer.cached) == (3, 1)

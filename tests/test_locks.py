@@ -352,12 +352,12 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
     plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
     with follow_until_sole_driver(plan, store, Ear()) as driver:
         assert driver and lease.exists()
-    message = "tiny is run by process 3 on far; this one follows until it ends."
+    message = "tiny is run by process 3 on far; this one follows until it ends, then trains what is missing."
     assert messages == [message, "planned", "tick", "tick", "tick"]
 
 
 def test_driver_says_whom_it_takes_over_from_only_if_that_one_was_killed(tmp_path: Path) -> None:
-    from vitlab.driver.session import Watch, follow_until_sole_driver
+    from vitlab.driver.session import Watch, describe_killed_driver, follow_until_sole_driver
     from vitlab.store.folders import Store
 
     store, plan = Store(tmp_path), cast(Any, SimpleNamespace(study="tiny", trials=(), tuning=()))
@@ -380,12 +380,15 @@ def test_driver_says_whom_it_takes_over_from_only_if_that_one_was_killed(tmp_pat
         text=True,
     )
     assert killed.stdout is not None and killed.stdout.readline() == "held\n"
+    name = f"process {killed.pid} on {socket.gethostname()}"
+    assert describe_killed_driver(plan, store) == ""
     killed.kill()
     killed.communicate()
+    assert describe_killed_driver(plan, store) == name
     for _ in range(2):
         with follow_until_sole_driver(plan, store, watch) as followed:
             assert not followed
-    name = f"process {killed.pid} on {socket.gethostname()}"
+    assert describe_killed_driver(plan, store) == ""
     assert said == [f"tiny was run by {name}, which is gone; this one takes over."]
 
 

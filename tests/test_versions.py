@@ -182,9 +182,13 @@ def test_studies_lists_every_version(here: Path) -> None:
 def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
     folder = here / "out/studies/tiny"
     before = [item.name for item in read_versions(folder)]
-    assert lab.run("first.yaml", out="out").trained == 0
+    answer = lab.run("first.yaml", out="out")
+    assert answer.trained == 0 and answer.folder == folder
     assert [item.name for item in read_versions(folder)] == before[::-1]
     assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
+    report = answer.report.read_bytes()
+    assert lab.run("other.yaml", out="out").report.read_bytes() != report
+    assert answer.report.read_bytes() == report, "an answer keeps its report"
 
 
 @pytest.mark.slow

@@ -97,6 +97,7 @@ def check_command(
             "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
             "out one or the other"
         )
+    _write_junit(junit, UNENDED)  # first, so that a mistake leaves no result of an earlier check
     name, file = file, find_study_file(file)
     if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
@@ -125,7 +126,6 @@ def check_command(
         click.echo(outlook.rstrip())
     if accept or plan_only:
         return
-    _write_junit(junit, UNENDED)
     checked = check.check(request, tiers)
     _print_check_and_exit(checked, partial(phrasing.render_check, checked), form, junit)
 
@@ -163,13 +163,13 @@ def ab_command(
         words = words_of_given_options(context, without=(*CHOICES, "--out"))
         click.echo(_render_workflow("ab", [str(file), *words]))
         return
+    _write_junit(junit, UNENDED)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C
     from vitlab.driver.progress import make_watch
     from vitlab.regression.ab import compare_revisions
     from vitlab.regression.check import CheckRequest
 
     request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins, make_watch())
-    _write_junit(junit, UNENDED)
     try:
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:

@@ -117,10 +117,8 @@ def run_command(
     elif not answer.failed:
         print_json(reports[0])
     if answer.failed:
-        from vitlab.report.api import status_command
-
         failures = format_count(answer.failed, "trial")
-        why = status_command(answer.plan, answer.store)
+        why = answer.store.command("status", answer.plan.study)
         error = TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
         error.result = json.loads(reports[0]) if as_json else None
         raise error
@@ -134,7 +132,6 @@ def _start_detached(
     from vitlab import registry
     from vitlab.driver.planning import plan_study
     from vitlab.driver.session import describe_driver
-    from vitlab.report.api import status_command
     from vitlab.store.files import open_nofollow
     from vitlab.store.folders import Store
 
@@ -143,11 +140,13 @@ def _start_detached(
     store = Store(out.resolve())
     words = ["vitlab", "run", str(file), *options]
     again = shlex.join(words)
-    if runner := describe_driver(plan.study, store):
-        raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
+    if runner := describe_driver(plan, store):
+        raise UserError(
+            f"{plan.study} is already run by {runner}; '{again}' follows until it ends, then trains what is missing"
+        )
     log = store.study(plan.study) / "driver.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    look = f"look    {status_command(plan, store)}"
+    look = f"look    {store.command('status', plan.study)}"
     executor = registry.slot("executor").resolve_choice(study.run.executor)
     driver_words = [sys.executable, "-P", "-m", *words]  # imports nothing from the current folder
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
@@ -164,7 +163,7 @@ def _start_detached(
         )
     # The lock of the study says that the run has read its file and begun.
     deadline = time.monotonic() + BEGIN_S
-    while driver.poll() is None and not describe_driver(plan.study, store) and time.monotonic() < deadline:
+    while driver.poll() is None and not describe_driver(plan, store) and time.monotonic() < deadline:
         time.sleep(0.1)
     if driver.returncode:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
     from vitlab.driver.progress import format_arms_with_seeds
-    from vitlab.driver.session import describe_driver
+    from vitlab.driver.session import describe_driver, describe_killed_driver
     from vitlab.report.api import open_study
     from vitlab.report.formats import parts_to_text
     from vitlab.report.phrasing import Column
@@ -68,7 +67,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         counts[planned.arm]["pending"] += 1
     progress = [_describe_progress(*group, trials, store) for group, trials in in_progress.items()]
     failures = [f"{format_arms_with_seeds(trials)} {why}" for why, trials in reasons.items()]
-    driver = describe_driver(plan.study, store)
+    driver = describe_driver(plan, store)
+    if killed := describe_killed_driver(plan, store):
+        progress.append(f"it was run by {killed}, which was killed, or whose machine stopped")
     if wants_json():
         print_json(
             {
@@ -92,13 +93,12 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if skipped:
         columns.append(Column("", tuple(skipped.get(name, "") for name in rows), right=False))
     if failures:
-        logs = shlex.join(["vitlab", "logs", plan.study, *store.out_option])
-        failures.append(f"'{logs} --arm ARM --seed N' shows what a trial wrote.")
+        failures.append(f"'{store.command('logs', plan.study)} --arm ARM --seed N' shows what a trial wrote.")
     states = {*chain.from_iterable(rows.values())}
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
-    elif states - {Ending.DONE, Ending.DIVERGED}:
+    elif killed or states - {Ending.DONE, Ending.DIVERGED}:
         place, again, _ = rerun_instructions(read_version(store.study(plan.study), plan.version), store)
         retry = Ending.FAILED in states
         failures += [f"{place}, this trains what has no result:", f"{again}{' --retry-failed' * retry}"]

@@ -425,20 +425,19 @@ def _check_run_section(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _find_untrusted_options(study: Study, document: Document, out: str | Path, changes: Values) -> list[Problem]:
-    """Return the problems of options that would let a study file run code, write elsewhere or send results away.
+def _find_untrusted_options(study: Study, document: Document, out: str | Path, changes: Values) -> Iterator[Problem]:
+    """Yield the problems of options that would let a study file run code, write elsewhere or send results away.
 
     A study file may come from other people, so whoever starts the study gives such options on the command line.
     """
     run = document.written.get("run")
     run = run if isinstance(run, Mapping) else {}
-    problems = []
     choice = run.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
         name = slot("executor").resolve_choice(study.run.executor).component.cli_only_option(choice)
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
-            problems.append(document.problem(("run", "executor", name), sentence))
+            yield document.problem(("run", "executor", name), sentence)
     choice, component = run.get("tracker"), slot("tracker").resolve_choice(study.run.tracker).component
     for name, value in choice.items() if isinstance(choice, Mapping) else ():
         sentence = ""
@@ -447,5 +446,4 @@ def _find_untrusted_options(study: Study, document: Document, out: str | Path, c
         elif not any(f"run.tracker.{name}.".startswith(f"{change}.") for change in map(full_path, changes)):
             sentence = component.reason_to_confirm(name, value, Path(out).resolve())
         if sentence:
-            problems.append(document.problem(("run", "tracker", name), sentence))
-    return problems
+            yield document.problem(("run", "tracker", name), sentence)

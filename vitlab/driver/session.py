@@ -185,19 +185,20 @@ def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator
 
         def is_free() -> bool:
             """Try to take the lock, see :func:`vitlab.store.locks.hold_lock`; say if its last owner was killed."""
-            name, owner = lock_owner_and_driver(lock)[0], _describe_owner(lock)
+            killed = describe_killed_driver(plan, store)
             with suppress(Busy):
                 own_lock.enter_context(hold_lock(lock))
                 own_lock.callback(_erase_owner, lock)
-                if name and not is_alive(name):
-                    watch.say(f"{plan.study} was run by {owner}, which is gone; this one takes over.")
+                if killed:
+                    watch.say(f"{plan.study} was run by {killed}, which is gone; this one takes over.")
                 return True
             return False
 
         if is_free():
             yield False
             return
-        watch.say(f"{plan.study} is run by {_describe_owner(lock)}; this one follows until it ends.")
+        owner = _describe_owner(lock)
+        watch.say(f"{plan.study} is run by {owner}; this one follows until it ends, then trains what is missing.")
         trials = [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
         remaining = {
             folder: item for item in distinct_trials(trials) if not (folder := store.folder(item.trial)).done()
@@ -228,10 +229,17 @@ def _erase_owner(lock: Path) -> None:
         os.truncate(lock, 0)
 
 
-def describe_driver(study: str, store: Store) -> str:
+def describe_driver(plan: Plan, store: Store) -> str:
     """Describe the process that runs a study; empty if there is none."""
-    lock = store.driver_lock(study)
+    lock = store.driver_lock(plan.study)
     return _describe_owner(lock) if is_locked(lock) else ""
+
+
+def describe_killed_driver(plan: Plan, store: Store) -> str:
+    """Describe the process that ran a study last if it was killed; empty if it ended by itself or runs."""
+    lock = store.driver_lock(plan.study)
+    name = lock_owner_and_driver(lock)[0]
+    return _describe_owner(lock) if name and not is_alive(name) and not is_locked(lock) else ""
 
 
 def _describe_owner(lock: Path) -> str:

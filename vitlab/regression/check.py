@@ -22,7 +22,6 @@ from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_exact_facts, compute_exact_facts
 from vitlab.regression.gate import CheckResult, Outlook
-from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
 
@@ -104,7 +103,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     result = gate.make_check_result(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_with_own_name_and_seeds("check", request, study)["study"])
-        report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
+        report = Store(request.out.resolve()).command("report", own_study)
         words = "rev-list", "-1", "--abbrev-commit", "HEAD", "--", request.baseline.name
         if commit := git_output(request.baseline.parent, *words):
             notes.append(f"see what has changed since the baseline was committed by 'git diff {commit}'")
@@ -211,10 +210,8 @@ def _read_data_and_plan(request: CheckRequest) -> tuple[Study, Plan]:
 def _note_other_versions(plan: Plan, baseline: Baseline) -> list[str]:
     """Return a note if the baseline was trained under other versions of what determines a trial's numbers."""
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
-    here, then = (
-        dict(ChainMap(*imported, _installed_versions())),
-        {} if baseline.values is None else baseline.values.versions,
-    )
+    here = dict(ChainMap(*imported, _installed_versions()))
+    then = {} if baseline.values is None else baseline.values.versions
     recorded, differing = gate.differing_versions(then, here), gate.differing_versions(here, then)
     return [f"the baseline was trained under {recorded}, and this environment has {differing}"] * bool(recorded)
 
@@ -251,7 +248,7 @@ def _train_missing(
             watch=request.watch,
         )
         if answer.failed:
-            command = status_command(answer.plan, answer.store)
+            command = answer.store.command("status", answer.plan.study)
             raise TrialFailed(
                 f"{format_count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
             )

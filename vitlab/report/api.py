@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -20,6 +19,7 @@ from vitlab.planning.study_folder import (
     read_plan,
     read_study_content,
     read_versions,
+    version_folder,
     version_name,
 )
 from vitlab.planning.values import Plan
@@ -73,8 +73,8 @@ class Answer:
 
     @property
     def folder(self) -> Path:
-        """Return the study's folder, which contains its report."""
-        return self.store.study(self.plan.study)
+        """Return the folder of this version of the study, which contains its report; a newer run moves it."""
+        return version_folder(self.store.study(self.plan.study), self.plan.version)
 
     @property
     def report(self) -> Path:
@@ -299,11 +299,6 @@ def list_components(slot: str | None = None) -> pd.DataFrame:
 
     table = pd.DataFrame(map(vars, list_entries(slot))).astype("string")
     return NamedFrame.from_table(table, "components", ["slot", "name", "summary"])
-
-
-def status_command(plan: Plan, store: Store) -> str:
-    """Return the command that prints the progress of a study, the reasons of failures and the paths of logs."""
-    return shlex.join(["vitlab", "status", plan.study, *store.out_option])
 
 
 def _results(plan: Plan, store: Store) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vitlab._version import __version__
 from vitlab.components.attention.softmax import Auto
+from vitlab.errors import Refused
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
@@ -98,6 +99,14 @@ def versions() -> Mapping[str, str]:
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed
+
+
+def require_versions(required: Mapping[str, str]) -> None:
+    """Raise Refused if a required version is not among the :func:`versions` of this process."""
+    if required.items() - versions().items():
+        raise Refused(
+            f"versions: {dict(required)} required, {dict(versions())} here; install the former or require the latter"
+        )
 
 
 def cuda_settings() -> dict[str, object]:

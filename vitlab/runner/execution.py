@@ -29,7 +29,7 @@ from vitlab.identity.code import (
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, describe_failure, end_of, record_failure
-from vitlab.runner.circumstances import versions
+from vitlab.runner.circumstances import require_versions
 from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, Stop, TrialEnd, stored_end
 from vitlab.runner.ranks import launch_ranks
 from vitlab.spec import TrialSpec
@@ -54,12 +54,7 @@ def _resolve_and_verify_code(trial: Trial) -> TrialSpec:
     """Return the spec of a trial, resolved; for what it raises see :func:`resolve_as_planned`."""
     if not trial.code:  # it has no plan
         return resolve_spec(trial.spec)
-    here = versions()
-    if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
-        raise Refused(
-            f"this trial was planned under {' and '.join(other)}, which is here; install the former, or "
-            "give vitlab.run other 'versions'"
-        )
+    require_versions(trial.versions)
     try:
         spec = resolve_spec(trial.spec)
         roots = modules_of_spec(spec)

@@ -17,6 +17,7 @@ Files are written atomically, and damaged ones count as absent (:mod:`vitlab.sto
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -324,11 +325,10 @@ class Store:
 
     root: Path
 
-    @property
-    def out_option(self) -> list[str]:
-        """The words by which a command line names this folder; none for the default one."""
+    def command(self, name: str, study: str) -> str:
+        """Return the command line of a vitlab command that reads a study here: ``vitlab status NAME --out FOLDER``."""
         root = display_path(self.root)
-        return [] if root == str(OUT) else ["--out", root]
+        return shlex.join(["vitlab", name, study, *([] if root == str(OUT) else ["--out", root])])
 
     def trial(self, key: str, code: str) -> TrialFolder:
         """Return the folder of a trial under a digest of the code."""

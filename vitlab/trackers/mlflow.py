@@ -6,7 +6,6 @@ not nested, because MLflow's comparison page is empty for children; they are gro
 
 import getpass
 import logging
-import shlex
 import shutil
 import socket
 import tempfile
@@ -246,8 +245,7 @@ class MlflowTracker(Replay):
 
     def start_command(self) -> str:
         """Return the command that opens the study in the output folder's database; empty for any other destination."""
-        words = ["vitlab", "ui", self.plan.study, *self.store.out_option]
-        return shlex.join(words) if self.address.embedded else ""
+        return self.store.command("ui", self.plan.study) if self.address.embedded else ""
 
     @property
     def _metric_title(self) -> str:
