@@ -41,7 +41,7 @@ from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
 from vitlab.driver.explanations import find_class
-from vitlab.errors import BrokenComponent, Interrupted, UserError
+from vitlab.errors import BrokenComponent, Interrupted, UserError, list_some
 from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
@@ -325,7 +325,10 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["-V"], ["'-V'. Messages have one level; ", "'vitlab --version' the version."]),
         (["run", "{file}", "--wandb"], ["'--wandb'. Write run.tracker with the name of a tracker: mlflow, or wandb"]),
         (["logs", "{file}", "baseline"], ["argument (baseline). An arm is named by --arm ARM."]),
-        (["explain", "{file}", "baseline"], ["argument (baseline). An arm is named by --arm ARM."]),
+        (
+            ["explain", "{file}", "baseline"],
+            ["argument (baseline). An arm is named by --arm ARM, an image by --image IMAGE."],
+        ),
         (["judge", "a.csv", "b.csv"], ["argument (b.csv). See '"]),
         (["eval", "{file}"], ["'eval'. 'vitlab run FILE' evaluates, too; 'vitlab report STUDY' prints the values."]),
         (["init"], ["No such command 'init'. 'vitlab new study FILE' writes a study file."]),
@@ -1273,6 +1276,12 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
         assert target == 7
         return explain_image(model, x, image, labels, subject, head=head, target=target)
 
+    before = {str(path.parent.relative_to(page.parent)) for path in page.parent.rglob("*.csv")}
+    code, printed, err = call("explain", file, "--image", "test:3", "--arm", "baseline", "--out", out, "--to", target)
+    earlier = list_some(sorted(before - {"test-3", "test-3/baseline-s0"}))
+    assert f"has files of earlier calls, too, which its index.html does not show: {earlier}\n" in err
+    assert f"which it does not show: {earlier}</dd>" in page.read_text()
+
     explain_image = one_image.explain
     monkeypatch.setattr(one_image, "explain", explain)
     own = ("--scale", "own", "--target", "7")
@@ -1313,7 +1322,7 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     assert (
         split == "baseline, seed 0: there is no test image 360: the split has 360, with ids 0, 1, 2, 3, 4 and 355 more"
     )
-    assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
+    assert (code, printed) == (2, "") and f"no such file. Did you mean '{images[1]}'?" in missing
     assert f"{images[1]} cannot be read as a picture" in empty and "no trial of arm 'basline'" in arm
     code, printed, err = call("explain", file, "--image", tmp_path, "--out", out, "--to", tmp_path / "seen")
     assert f"image {tmp_path}: this is a folder. Name an image file" in err
@@ -1343,6 +1352,10 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
     assert (code, printed) == (2, "") and "--arm and --seed choose trials of a study" in err
+    other = tmp_path / trial.parent.name
+    shutil.copytree(trial, other / "version")
+    code, printed, err = call("explain", other, "--out", out, "--to", tmp_path / "seen")
+    assert (code, printed) == (2, "") and f"{other}: name a version of the trial's code: {other}/version\n" in err
     assert not (tmp_path / "seen").exists()
 
 

@@ -301,6 +301,7 @@ def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
 
 def test_panels_name_their_class_keep_percents_whole_and_leave_the_caption_free() -> None:
     facts = dict.fromkeys(("largest_share", "mean_share", "sum", "logit_difference", "probability"), 0.015)
+    facts["plain_probability"] = 0.015
     facts |= {f"without_{name}": 0.015 for name in ("largest", "random_mean", "random_lowest", "random_highest")}
     facts |= {"class": "c", "patches_removed": 4, "random_above": 16}
     panels = {
@@ -489,23 +490,59 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
     model, x = tiny(image=(16, 16)), torch.ones(1, 3, 16, 16)
     seen: list[torch.Tensor] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0][:, 0, ::4, ::4] == 0))
-    whole = {"class": "c", "probability": 0.25}
+    whole = {"class": "c", "probability": 0.5}
     one = one_image._add_occlusion_checks({"m": rollout_map(np.eye(4))}, model, x, 2, whole, "trained")["m"]
-    [hidden] = seen
-    assert hidden[0].equal(torch.eye(4) == 1)
+    [[everything, *parts]] = seen
+    hidden = torch.stack(parts)
+    assert everything.all() and hidden[0].equal(torch.eye(4) == 1)
     assert hidden.sum((1, 2)).tolist() == [4] * (1 + one_image.RANDOM) and len(hidden[1:].unique(dim=0)) > 10
     with torch.no_grad():
         painted = x * ~hidden.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
         percent = 100 * model.eval()(painted).logits.softmax(1)[:, 2]
+        plain = 100 * model(torch.zeros_like(x)).logits.softmax(1)[0, 2]
     of_random = f"{percent[1:].mean():.1f} % ({percent[1:].min():.1f} to {percent[1:].max():.1f})"
     without = {"without its 4 largest patches": f"{percent[0]:.1f} %", "without 4 random ones": of_random}
     without["check"] = f"below {sum((percent[1:] > percent[0]).tolist())} of 16 random choices"
-    weak = one._replace(numbers={**one.numbers, "probability": one.numbers["without_largest"] + 0.009})
-    assert weak.facts["check"] == f"{without['check']}, but by less than a point"
-    assert one.facts == {"probability of class c": "25.0 %", **without}
+    assert one.facts == {"probability of class c": "50.0 %", "on a plain image": f"{plain:.1f} %", **without}
+    assert one.numbers["plain_probability"] == pytest.approx(float(plain) / 100, rel=1e-4)
     shares = [one.numbers[f"without_{name}"] for name in ("largest", "random_mean", "random_lowest", "random_highest")]
     expected = [float(each) for each in (percent[0], percent[1:].mean(), percent[1:].min(), percent[1:].max())]
     assert [100 * share for share in shares] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "plain", "check"),
+    [
+        ({}, "20.0 %", "below 16 of 16 random choices"),
+        ({"plain_probability": 0.59}, "59.0 %", "below 16 of 16 random choices"),
+        ({"plain_probability": 0.61}, "61.0 %; no patch is needed for it", "below 16 of 16 random choices"),
+        ({"without_random_mean": 0.21}, "20.0 %", "below 16 of 16 random choices"),
+        (
+            {"without_random_mean": 0.19},
+            "20.0 %",
+            "below 16 of 16 random choices; these take most of the probability, too",
+        ),
+        (
+            {"without_largest": 0.791},
+            "20.0 %",
+            "below 16 of 16 random choices; the probability does not fall by a point",
+        ),
+        ({"without_largest": 0.9}, "20.0 %", "below 16 of 16 random choices; the probability does not fall by a point"),
+    ],
+)
+def test_check_says_when_a_map_shows_little(numbers: dict[str, float], plain: str, check: str) -> None:
+    """A plain image keeps more than three quarters of 80 %, or random patches take more than three quarters of it."""
+    defaults = {"class": "c", "probability": 0.8, "plain_probability": 0.2, "patches_removed": 4, "random_above": 16}
+    random = {f"without_random_{name}": 0.5 for name in ("mean", "lowest", "highest")}
+    one = Map.of("rollout", "m", np.eye(2), {**defaults, **random, "without_largest": 0.1, **numbers})
+    assert (one.facts["on a plain image"], one.facts["check"]) == (plain, check)
+
+
+def test_a_model_that_needs_no_patch_has_a_blank_map_with_the_reason() -> None:
+    model = Prior(DataInfo(image=(32, 32), channels=1, classes=3))
+    shown = explain(model, torch.ones(1, 1, 32, 32), torch.ones(32, 32, 1), (), Subject("m", "i"), target=1)
+    one = shown.maps["attribution"]
+    assert not one.values_YX.any() and one.facts["on a plain image"].endswith("; no patch is needed for it")
 
 
 @pytest.mark.parametrize("model", [tiny(image=(8, 8)), ResNet8(DataInfo(image=(17, 17), channels=3, classes=4))])

@@ -1388,7 +1388,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
     assert [attributes["src"] for attributes in images] == [
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
-    assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0"
+    assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0; own scale"
     reasons_file(plan, store).write_text('{"position=none": "it kept no weights (run.keep).", "of a version": "no"}')
     assert report.read_report_if_current(plan, store, "html") is None
     [note] = [note for note in document(plan, store)["notes"] if "What models look at" in note]

@@ -119,7 +119,7 @@ def say(sentence: str) -> None:
 def print_json(data: Any) -> None:
     """Print a result as the JSON document of a command; a text is one already."""
     output = click.get_current_context().obj
-    click.echo(data if isinstance(data, str) else json.dumps(data, indent=1), file=output)
+    click.echo(data if isinstance(data, str) else json.dumps(data, indent=1, default=str), file=output)
 
 
 def print_lines(lines: Sequence[str]) -> None:

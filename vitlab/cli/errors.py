@@ -92,7 +92,8 @@ def _hint_at_word_or_change(error: click.UsageError, context: click.Context) -> 
         return how
     is_extra = "extra argument" in error.message
     if is_extra and "--arm" in options and "study" in context.params:
-        return " An arm is named by --arm ARM."
+        of_images = " An arm is named by --arm ARM, an image by --image IMAGE."
+        return of_images if "--image" in options else " An arm is named by --arm ARM."
     if "--set" not in options:
         return near
     paths = paths_by_name({"train": {"optimizer": {"lr": 0}}}) | {"seed": "seeds"}

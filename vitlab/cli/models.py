@@ -13,7 +13,7 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, loading_plugin_option, out_option, study_argument
-from vitlab.errors import UserError, VitlabError, collecting_mistakes
+from vitlab.errors import UserError, VitlabError, collecting_mistakes, list_some
 from vitlab.store.files import MAX_NAME, to_safe_name
 from vitlab.store.folders import TrialFolder
 
@@ -118,7 +118,7 @@ def explain_command(
                     no_attention[name] = each.no_attention
         except VitlabError as error:
             reasons[name] = str(error)
-    if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
+    if mistakes or not any(explanations.values()) or (reasons and arms):
         models_by_line = defaultdict[str, list[str]](list)
         for name, reason in reasons.items():
             for line in reason.splitlines():
@@ -152,15 +152,18 @@ def explain_command(
             maps += [{**model_and_image, "map": key, **one.numbers} for key, one in each.maps.items()]
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
+    earlier_folders = {str(file.parent.relative_to(to)) for file in to.rglob("*.csv") if file not in files}
+    if earlier := list_some(sorted(earlier_folders)):
+        say(f"{to} has files of earlier calls, too, which its index.html does not show: {earlier}")
     page = to / "index.html"
-    write_comparison_page(page, title, question, explanations, reasons)
+    write_comparison_page(page, title, question, explanations, reasons, earlier)
     if wants_json():
         print_json(
             {
-                "page": str(page),
+                "page": page,
                 "predictions": rows,
                 "maps": maps,
-                "files": [*map(str, files)],
+                "files": files,
                 "not_explained": reasons,
                 "no_attention": no_attention,
             }
@@ -189,20 +192,17 @@ def _find_models(
 
     if study.is_file() and study.suffix not in (".yaml", ".yml"):
         raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
+    if folders_of_trial := [str(file.parent) for file in study.glob("*/spec.json")]:
+        raise UserError(f"{study}: name a version of the trial's code: {list_some(folders_of_trial)}")
     plan, store = open_study(study, out=out)
     names = [arm.name for arm in plan.arms]
-    selection = sorted(
-        (arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)),
-        key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None),
-    )
-    for name in arms:
-        with collecting_mistakes(mistakes):
-            plan.find(name)
+    rank = {arm.name: (names.index(arm.baseline or arm.name), arm.baseline is not None) for arm in plan.arms}
     trials: list[Planned] = []
-    for arm in selection:
+    for name in dict.fromkeys(arms) or [arm.name for arm in plan.arms if not arm.skip]:
         for seed in seeds or [None]:
             with collecting_mistakes(mistakes):
-                trials.append(plan.find(arm.name, seed))
+                trials.append(plan.find(name, seed))
+    trials.sort(key=lambda each: rank[each.arm])
     folders = name_folders(names)
     models = [
         TrainedModel(f"{each.arm}, seed {each.seed}", f"{folders[each.arm]}-s{each.seed}", store.folder(each.trial))

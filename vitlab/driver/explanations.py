@@ -24,6 +24,7 @@ from vitlab.errors import (
     UserError,
     VitlabError,
     WeightsError,
+    closest,
     collecting_mistakes,
     format_count,
     list_some,
@@ -78,7 +79,7 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
             continue
         except Busy:
             reasons[arm] = "another process is writing its trial; run again to explain it"
-        except (VitlabError, NotImplementedError) as error:
+        except VitlabError as error:
             reasons[arm] = str(error)
         say(f"{arm} is not explained: {reasons[arm]}")
     write_json(reasons_file(plan, store), reasons)
@@ -170,11 +171,13 @@ def read_image(image: str | Path | Image.Image) -> str | Picture:
         return name
     path = Path(name)
     if not path.is_file():
-        hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+        near = closest(path.name, [file.name for file in path.parent.glob("*")])
+        hint = f" Did you mean '{path.with_name(near)}'?" if near else ""
         problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
         raise UserError(f"image {name}: {problem} Name an image file, or an image of the data, as test:3 or val:3")
-    with naming_picture(name, "name an image file"), Image.open(path) as picture:
-        return Picture(str(name), Decoding(size=(1, 1)).to_upright_rgb(picture))
+    remedy = "name an image file, as PIL.Image.fromarray(array).save('a.png') writes it of an array"
+    with naming_picture(name, remedy), Image.open(path) as picture:
+        return Picture(name, Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
 def iterate_explanations(
@@ -206,22 +209,28 @@ def iterate_explanations(
     examples = list[tuple[Tensor, Subject]]()
     for image in images:
         with collecting_mistakes(mistakes):
-            if isinstance(image, str):
-                pixels_CHW, subject = load_split_image(trial, image, name)
-                examples.append((transform(pixels_CHW), subject))
-            else:
-                pixels = fit_as_data(image.pixels, trial["spec"]["data"])
-                examples.append((transform(pixels), Subject(name, image.name)))
+            pixels, subject = (
+                load_split_image(trial, image, name)
+                if isinstance(image, str)
+                else (fit_as_data(image.pixels, trial["spec"]["data"]), Subject(name, image.name))
+            )
+            examples.append((transform(pixels), subject))
     with collecting_mistakes(mistakes):
         label = None if target is None else find_class(str(target), info)
     if mistakes:
         raise UserError(*mistakes)
-
-    def explain_one(example: tuple[Tensor, Subject]) -> Explanation:
-        image_HWC = transform.denormalize(example[0])[0].permute(1, 2, 0)
-        return one_image.explain(model, example[0], image_HWC, info.labels, example[1], head=head, target=label)
-
-    return map(explain_one, examples)
+    return (
+        one_image.explain(
+            model,
+            x_BCHW,
+            transform.denormalize(x_BCHW)[0].permute(1, 2, 0),
+            info.labels,
+            subject,
+            head=head,
+            target=label,
+        )
+        for x_BCHW, subject in examples
+    )
 
 
 def fit_as_data(picture: Image.Image, data: Mapping[str, Any]) -> Image.Image | Tensor:
@@ -247,6 +256,7 @@ def write_comparison_page(
     question: str,
     explanations: Mapping[str, Mapping[str, Explanation]],
     reasons: Mapping[str, str],
+    earlier: str,
 ) -> None:
     """Write a page of models beside each other, for each of some images, in the style of reports.
 
@@ -259,16 +269,17 @@ def write_comparison_page(
         question: of the study; empty for a trial.
         explanations: image, as it was named, to its explanations by name of the model.
         reasons: name to the reason of every model that is not explained.
+        earlier: folders beside the page with files of earlier calls; empty if there are none.
     """
     values = {
         "title": title,
         "question": question,
         "explanations": explanations,
         "reasons": reasons,
+        "earlier": earlier,
         "pictures": pictures,
         "one_image": one_image,
-        "address": lambda picture: png_address(picture._repr_png_()),
-        "embed": lambda file: png_address(file.read_bytes()),
+        "png_address": png_address,
     }
     write_bytes(page, fill_template("explained.html.j2", values).encode())
 

@@ -72,9 +72,7 @@ def capture(model: Model, x_BCHW: Tensor) -> Captured:
     # One stack of maps is drawn as a table of blocks and heads.
     if not no_maps and (len({len(of_block) for of_block in maps}) != 1 or not maps[0]):
         no_maps = f"its blocks have different numbers of attention maps: {list(map(len, maps))}"
-    if no_maps:
-        maps = []
-    by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
+    by_block = [] if no_maps else [torch.cat(of_block, 1) for of_block in maps]  # several attentions are more heads
     spread = [
         each if merged is None else merged.expand_attention_maps(each)
         for each, merged in zip(by_block, received, strict=False)  # without maps, there is nothing to expand

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
@@ -71,7 +71,7 @@ class Explanation:
     predictions: Table | None  #: every class, best first; None for an untrained head
     labels: tuple[str, ...]  #: names of the classes, which may be numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
-    files: tuple[Path, ...] = ()  #: that :func:`write_explanation` has written
+    files: Sequence[Path] = ()  #: that :func:`write_explanation` has written
 
     def __repr__(self) -> str:
         return f"<Explanation {self.subject}: {self.sentence}; maps {', '.join(self.maps)}>"
@@ -109,8 +109,7 @@ class Explanation:
         It is a class, any number of classes, or of a segmentation the share of right pixels.
         """
         if self.predicted_HW is not None:
-            share = pictures.pixel_accuracy(self.predicted_HW, self.subject.label_HW)
-            return "a class for each pixel" if share is None else f"{pictures.percent(share)} of the pixels right", None
+            return pictures.pixels_right(self.predicted_HW, self.subject.label_HW) or "a class for each pixel", None
         if self.predictions is None:
             return "", None
         classes = self.ranking[: sum(self.predictions["predicted"])]
@@ -253,7 +252,7 @@ def write_explanation(explanation: Explanation, out: Path, scales: Mapping[Kind,
     if explanation.predicted_HW is not None:
         tables["labels"] = _grid_table(explanation.predicted_HW)
     return replace(
-        explanation, maps=maps, files=tuple(_write_figures_and_tables(out, figures, tables, str(explanation.subject)))
+        explanation, maps=maps, files=_write_figures_and_tables(out, figures, tables, str(explanation.subject))
     )
 
 
@@ -311,10 +310,10 @@ def _position_similarity(model: ViT) -> Array | None:
 def _add_occlusion_checks(
     maps: Mapping[str, Map], model: Model, x_BCHW: Tensor, label: int, unoccluded: Mapping[str, Any], head: Head
 ) -> dict[str, Map]:
-    """Add to the numbers of maps the probability of a class without their largest patches, and without random ones.
+    """Add to the numbers of maps the probability of a class without their largest patches, random ones, and all.
 
-    The first is ``unoccluded``, of the image as it is.  If a map told nothing, its number would be below those of all
-    ``RANDOM`` choices once in ``RANDOM + 1`` images.  Of fewer than ``CHECKED`` patches none is left out.
+    ``unoccluded`` is of the image as it is.  If a map told nothing, its number would be below those of all ``RANDOM``
+    choices once in ``RANDOM + 1`` images.  Of fewer than ``CHECKED`` patches only all are left out: a plain image.
 
     Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
     arXiv:1806.07421, delete pixels one after another.
@@ -325,24 +324,27 @@ def _add_occlusion_checks(
     patches = values_SN.shape[1]
     count = patches // 4 if patches >= CHECKED else 0
     kept_SN = torch.ones_like(values_SN, dtype=x_BCHW.dtype).scatter(1, values_SN.topk(count).indices, 0.0)
-    kept_SCHW = interpolate(kept_SN.view(-1, 1, *grid), x_BCHW.shape[2:])
+    kept_SCHW = interpolate(pad(kept_SN, (0, 0, 1, 0)).view(-1, 1, *grid), x_BCHW.shape[2:])  # the first has no patch
     with evaluation_mode(model), torch.no_grad():
-        chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
-    of_random = chance_S[-RANDOM:]
+        of_plain, *chances = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[
+            :, label
+        ].tolist()
+    of_random = chances[-RANDOM:]
     return {
         name: each._replace(
             numbers={
                 **each.numbers,
                 **unoccluded,
+                "plain_probability": of_plain,
                 "patches_removed": count,
                 "without_largest": chance,
-                "without_random_mean": float(of_random.mean()),
-                "without_random_lowest": float(of_random.min()),
-                "without_random_highest": float(of_random.max()),
-                "random_above": int((of_random > chance).sum()),
+                "without_random_mean": sum(of_random) / RANDOM,
+                "without_random_lowest": min(of_random),
+                "without_random_highest": max(of_random),
+                "random_above": sum(other > chance for other in of_random),
             }
         )
-        for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
+        for (name, each), chance in zip(maps.items(), chances, strict=False)
     }
 
 
@@ -355,9 +357,8 @@ def _probabilities(logits_BC: Tensor, head: Head) -> Tensor:
 
 def _prediction_table(share_C: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
     """Return the classes with their probabilities, the most probable first."""
-    order = share_C.argsort(descending=True).tolist()
+    shares, order = (each.tolist() for each in share_C.sort(descending=True))
     names = [labels[index] for index in order]
-    shares = share_C[order].tolist()
     predicted = [share >= 0.5 if head == "multilabel" else place == 0 for place, share in enumerate(shares)]
     table: dict[str, Any] = {"class": order, "label": names, "probability": shares, "predicted": predicted}
     if truth is not None:
@@ -379,9 +380,12 @@ def _write_figures_and_tables(
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)
+    files = list[Path]()
     for name, figure in figures.items():
         pictures.add_caption(figure, caption)
-        figure.savefig(out / f"{name}.png", dpi=120)
+        files.append(out / f"{name}.png")
+        figure.savefig(files[-1], dpi=120)
     for name, table in tables.items():
-        pd.DataFrame(table).to_csv(out / f"{name}.csv", index=False)
-    return [*(out / f"{name}.png" for name in figures), *(out / f"{name}.csv" for name in tables)]
+        files.append(out / f"{name}.csv")
+        pd.DataFrame(table).to_csv(files[-1], index=False)
+    return files

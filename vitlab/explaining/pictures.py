@@ -31,6 +31,7 @@ SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 TOLERANCE = 0.05  #: largest relative error of an attribution's sum of patches
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
+MOST = 0.75  #: part of a probability: a plain image that keeps it, or random patches that take it, are noted
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
@@ -100,12 +101,15 @@ class Map(NamedTuple):
                 lines["sum"] = f"failed: off by more than {percent(TOLERANCE)}"
         if "probability" in number:
             mean, lowest, highest = (100 * number[f"without_random_{of}"] for of in ("mean", "lowest", "highest"))
-            lines[f"probability of class {number['class']}"] = percent(number["probability"])
+            whole, plain = number["probability"], number["plain_probability"]
+            lines[f"probability of class {number['class']}"] = percent(whole)
+            lines["on a plain image"] = percent(plain) + "; no patch is needed for it" * (plain > MOST * whole)
             if count := number["patches_removed"]:
                 lines[f"without its {count} largest patches"] = percent(number["without_largest"])
                 lines[f"without {count} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
-                is_weak = abs(number["probability"] - number["without_largest"]) < 0.01
-                remark = ", but by less than a point" * is_weak
+                remark = "; these take most of the probability, too" * (whole - mean / 100 > MOST * whole)
+                if whole - number["without_largest"] < 0.01:
+                    remark = "; the probability does not fall by a point"
                 lines["check"] = f"below {number['random_above']} of {RANDOM} random choices{remark}"
             else:
                 lines["check"] = "none: too few patches"
@@ -145,11 +149,11 @@ def overlay(image_HWC: Array, one: Map) -> Image.Image:
     return Image.blend(picture, render_map(one, picture.size, Image.Resampling.BILINEAR), OPACITY)
 
 
-def pixel_accuracy(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
-    """Return the share of pixels with the right class, of those with a label; None if there are none to compare."""
+def pixels_right(predicted_HW: Labels, truth_HW: Labels | None) -> str:
+    """Return the share of pixels with the right class, of those with a label; empty if there are none to compare."""
     if truth_HW is None or predicted_HW.shape != truth_HW.shape or (truth_HW == IGNORED).all():
-        return None
-    return float((predicted_HW == truth_HW)[truth_HW != IGNORED].mean())
+        return ""
+    return f"{percent((predicted_HW == truth_HW)[truth_HW != IGNORED].mean())} of the pixels right"
 
 
 class Panel(NamedTuple):
@@ -207,8 +211,7 @@ def draw_label_maps(
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        share = pixel_accuracy(map_HW, truth_HW) if name in predicted else None
-        below = "" if share is None else f"{percent(share)} of the pixels right"
+        below = pixels_right(map_HW, truth_HW) if name in predicted else ""
         _show_picture(axis, to_picture(picture_HWC), name, below)
     patches = [Patch(color=colour_of[label], label=labels[label]) for label in classes]
     figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)

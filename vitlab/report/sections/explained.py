@@ -10,8 +10,6 @@ from vitlab.report.sections import Findings, Image, Section, section
 from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import Store
 
-MAX_EMBEDDED = 24  #: pictures embedded in a page; report.json lists all
-
 
 @dataclass(frozen=True)
 class StoredMap:
@@ -34,8 +32,8 @@ class Explained(Section[StoredMap]):
     about = (
         "The image, and over it a map of each model, its prediction, and the probability of the class without the "
         "map's largest patches and without random ones. Attention is of a token, over all blocks: the mark on the "
-        "scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Each picture has a "
-        "scale of its own."
+        "scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Colours of "
+        "two pictures are not comparable, because each has its own scale."
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
@@ -47,14 +45,12 @@ class Explained(Section[StoredMap]):
     def notes(self, rows: Sequence[StoredMap], findings: Findings) -> Iterator[str]:
         for reason, arms in (_read_reasons(findings.plan, findings.store) if findings.store else {}).items():
             yield f"Missing in {self.heading}: {'; '.join(arms)}: {reason.rstrip('.')}."
-        if len(rows) > MAX_EMBEDDED:
-            yield f"{self.heading} has {MAX_EMBEDDED} of {len(rows)} pictures; report.json has the files of all."
 
     def images(self, rows: Sequence[StoredMap], store: Store) -> Iterator[Image]:
-        for row in sorted(rows, key=lambda row: (row.image, row.of == "attribution", row.of))[:MAX_EMBEDDED]:
+        for row in sorted(rows, key=lambda row: (row.image, row.of == "attribution", row.of)):
             titles = {"mean": "attention of the patches", "attribution": "patches for and against the class"}
             heading = f"Test image {row.image}, {titles.get(row.of, f'attention of the {row.of} token')}"
-            yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
+            yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}; own scale", heading=heading)
 
 
 def reasons_file(plan: Plan, store: Store) -> Path:
@@ -75,8 +71,8 @@ def _iter_maps(plan: Plan, store: Store) -> Iterator[StoredMap]:
     if not reasons_file(plan, store).exists():  # maps of a trial that another study explained
         return
     for arm, planned in plan.first_trials.items():
-        folder = store.folder(planned.trial).path / "explain"
-        files = [*folder.glob("test-[0-9]*/rollout_*.png"), *folder.glob("test-[0-9]*/attribution.png")]
-        for file in sorted(files, key=lambda file: (len(file.parent.name), file)):  # test-12 after test-3
+        # Those of attribution.png and rollout_*.png; test-12 after test-3.
+        files = store.folder(planned.trial).path.glob("explain/test-[0-9]*/[ar]*.png")
+        for file in sorted(files, key=lambda file: (len(file.parent.name), file)):
             image, of = int(file.parent.name.removeprefix("test-")), file.stem.removeprefix("rollout_")
             yield StoredMap(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
