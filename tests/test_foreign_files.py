@@ -104,7 +104,7 @@ def test_server_imports_nothing_from_the_results(foreign: Path, monkeypatch: pyt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     responses = iter([False, True])  # the port is free, then the server responds
-    monkeypatch.setattr(server, "parse_uri", lambda *_: SimpleNamespace(is_reachable=lambda: next(responses)))
+    monkeypatch.setattr(server, "Address", lambda *_: SimpleNamespace(is_reachable=lambda: next(responses)))
     with server.running_server(Path.cwd(), port=45_931) as started:
         assert started.wait(60) == 0
     assert not foreign.exists()

@@ -1280,7 +1280,10 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     later = [{**other, "verdict": verdict, "exploratory": "a margin"} for verdict in ("better", "cannot tell")]
     verdicts = [summaries(first, row)[1].tags["verdict"] for row in later]
     assert verdicts == ["better (exploratory)", "cannot tell (exploratory)"]
-    assert all(note(first, row).startswith("exploratory: ") for row in later)
+    assert [note(first, row).partition(" position=")[0] for row in later] == [
+        "exploratory:",
+        "cannot tell: exploratory:",
+    ]
     refused = {**other, "verdict": "refused", "exploratory": "a margin"}
     assert summaries(first, refused)[1].tags["verdict"] == "refused"
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]

@@ -34,7 +34,7 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store import files
-from vitlab.store.files import read_json
+from vitlab.store.files import display_path, read_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import TrialResult
@@ -604,7 +604,7 @@ def test_flipped_bit_in_weights_is_refused_everywhere(folder: Any) -> None:
         try:
             other, theirs = load_model(where)
         except WeightsError as error:
-            assert str(where.weights_file) in str(error) and "\n" not in str(error)
+            assert display_path(where.weights_file) in str(error) and "\n" not in str(error)
         else:
             assert theirs.input_spec == transform.input_spec, whole[at - 9 : at + 9]
             assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -21,7 +21,7 @@ from vitlab.models.trained import InputSpec, write_weights
 from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
-from vitlab.store.files import write_json
+from vitlab.store.files import display_path, write_json
 from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
 from vitlab.weights.architecture import ModelFacts
 from vitlab.weights.conversion import convert_weights_file
@@ -176,7 +176,7 @@ def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
     file.write_bytes(whole.replace(b"[0.5, 0.5, 0.5]", b"[0.5, 0.4, 0.5]", 1))
     with pytest.raises(WeightsError, match="its header is damaged") as caught:
         open_model(file)
-    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert display_path(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

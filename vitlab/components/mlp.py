@@ -106,6 +106,7 @@ class ReLU2(_Hidden):
     """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer)."""
 
     def act(self, x_BTM: Tensor) -> Tensor:
+        """Return the square of a ReLU."""
         return x_BTM.relu().square()
 
 

@@ -98,15 +98,9 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        mistakes = error.mistakes
+        mistakes = _leave_out_values_of_repeated_keys(error.mistakes, document)
         if any(cause.path[:2] == ("plugins", "require") for cause in problems):  # the plugin may have the component
             mistakes = [each for each in mistakes if not re.match(r"no \w+ called '", each.message)]
-        repeated = document.repeated  # nobody knows which value is meant
-        mistakes = [
-            each
-            for each in mistakes
-            if each in repeated or not any(each.path[: len(key.path)] == key.path for key in repeated)
-        ]
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
         raise SpecError(
             _attribute_problems_to_changes(mistakes, document, changes, plan_file) if changes else mistakes
@@ -120,6 +114,14 @@ def plan_study(
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _leave_out_values_of_repeated_keys(mistakes: Sequence[Problem], document: Document) -> Sequence[Problem]:
+    """Return the mistakes without those in the value of a repeated key: nobody knows which value is meant."""
+    keys = document.repeated
+    return [
+        each for each in mistakes if each in keys or not any(each.path[: len(key.path)] == key.path for key in keys)
+    ]
 
 
 def _notes_on_data_and_averages(plan: Plan, document: Document, store: Store) -> list[str]:

@@ -296,7 +296,8 @@ class Slot(Generic[T]):
         near = get_close_matches(lower, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
         meant = closest(choice.type, self.names()) or ""  # perhaps by a synonym
         if (
-            (near == [meant] or meant == lower)
+            meant != choice.type  # as of a name that two plugins offer
+            and (near == [meant] or meant == lower)
             and abs(len(meant) - length) < 2
             and re.findall(r"\d", meant) == re.findall(r"\d", lower)
         ):
