@@ -383,6 +383,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["show", "dino"], ["'dino' is in objective, study"]),
         (["show", "postion", "learned"], ["no slot, component or study called 'postion'", "'position'"]),
         (["show", "adamw", "lr"], ["'adamw' is no slot; type 'vitlab show adamw'"]),
+        (["sync", "{out}/studies/tiny"], ["tiny has no studies; write the folder that 'vitlab run' wrote to"]),
         (["sync", "{out}/nowhere"], ["nowhere: no such folder; write the folder that 'vitlab run' wrote to"]),
         (["run", "{file}", "--workers", "2.5"], ["--workers: '2.5' is not a whole number. See '"]),
         (["judge", "{file}", "--goal", "up"], ["--goal: found 'up'; allowed: 'max', 'min'. See '"]),

@@ -515,7 +515,8 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
     [
         ({}, "20.0 %", "below 16 of 16 random choices"),
         ({"plain_probability": 0.59}, "59.0 %", "below 16 of 16 random choices"),
-        ({"plain_probability": 0.61}, "61.0 %; no patch is needed for it", "below 16 of 16 random choices"),
+        ({"plain_probability": 0.61}, "61.0 %, most of it", "below 16 of 16 random choices"),
+        ({"plain_probability": 0.9}, "90.0 %, more than here", "below 16 of 16 random choices"),
         ({"without_random_mean": 0.21}, "20.0 %", "below 16 of 16 random choices"),
         (
             {"without_random_mean": 0.19},
@@ -542,7 +543,7 @@ def test_a_model_that_needs_no_patch_has_a_blank_map_with_the_reason() -> None:
     model = Prior(DataInfo(image=(32, 32), channels=1, classes=3))
     shown = explain(model, torch.ones(1, 1, 32, 32), torch.ones(32, 32, 1), (), Subject("m", "i"), target=1)
     one = shown.maps["attribution"]
-    assert not one.values_YX.any() and one.facts["on a plain image"].endswith("; no patch is needed for it")
+    assert not one.values_YX.any() and one.facts["on a plain image"].endswith(", most of it")
 
 
 @pytest.mark.parametrize("model", [tiny(image=(8, 8)), ResNet8(DataInfo(image=(17, 17), channels=3, classes=4))])

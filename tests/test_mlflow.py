@@ -62,7 +62,7 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import STATUSES, Store, TrialFolder
-from vitlab.trackers import dashboard, delivery, records, replay, service, trials
+from vitlab.trackers import DELIVERED, dashboard, delivery, records, replay, service, trials
 from vitlab.trackers.arms import COLUMNS, POINTS, Summary, deliver_summaries, format_answer_in_one_line, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
@@ -1829,6 +1829,19 @@ def test_sync_records_where_a_study_is_and_names_each_that_is_not(runs: Runs, ca
     [item] = sync(runs.out, tracker={"type": "mlflow", "uri": f"sqlite:///{other}"})
     assert item.link and item.link.startswith(f"mlflow server --backend-store-uri sqlite:///{other}, then open http://")
     assert study_links(runs.out)["tiny"] == item.link
+
+
+def test_sync_asks_for_the_server_that_only_the_environment_of_a_run_named(
+    runs: Runs, caplog: Any, monkeypatch: Patch
+) -> None:
+    (runs.out / "studies/tiny" / DELIVERED).unlink(missing_ok=True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOWHERE)
+    assert runs.tracker().close() is None
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert sync(runs.out) == [Delivery("tiny")]
+    assert "name it by --tracking-uri or MLFLOW_TRACKING_URI" in caplog.text
+    [item] = sync(runs.out, tracker="mlflow")
+    assert item.link
 
 
 def test_request_that_times_out_ends_a_delivery(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:

@@ -103,7 +103,8 @@ class Map(NamedTuple):
             mean, lowest, highest = (100 * number[f"without_random_{of}"] for of in ("mean", "lowest", "highest"))
             whole, plain = number["probability"], number["plain_probability"]
             lines[f"probability of class {number['class']}"] = percent(whole)
-            lines["on a plain image"] = percent(plain) + "; no patch is needed for it" * (plain > MOST * whole)
+            remark = ", more than here" if plain > whole else ", most of it" * (plain > MOST * whole)
+            lines["on a plain image"] = percent(plain) + remark
             if count := number["patches_removed"]:
                 lines[f"without its {count} largest patches"] = percent(number["without_largest"])
                 lines[f"without {count} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"

@@ -274,6 +274,8 @@ FAILED = LOST | word_set("- -- --- \u2013 \u2014 ? n.a. n/a #n/a na nan null non
 ENDED = word_set("done finished complete completed success succeeded successful ok")
 UNENDED = word_set("running pending queued scheduled waiting preempting paused missing")
 """Cells of a status, beside ``LOST`` and ``diverged``."""
+HYPERPARAMETERS = word_set("lr learning wd decay dropout drop momentum warmup batch temperature beta smoothing mixup")
+"""Words of a column of options, whose values may all be different, as those of a random search."""
 YES = word_set("true 1 yes")
 NO = word_set("false 0 no") | {""}
 """Cells of a column that is called as one of ``UNSUCCESSFUL``."""
@@ -289,8 +291,13 @@ def infer_auxiliary_role(name: str) -> str | None:
         return "step"
     if name.startswith("Unnamed: "):  # by pandas, where a header has no name
         return "index"
-    last = re.split(r"[./]|^(?:params|user_attrs)_", name)[-1]  # the latter as Optuna exports them
-    return ROLE_OF.get(" ".join(re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", last).casefold())))
+    words = re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", without_group(name)).casefold())
+    return ROLE_OF.get(" ".join(words))
+
+
+def without_group(name: str) -> str:
+    """Return the name of a column without groups, such as ``config.``, or ``params_`` of Optuna."""
+    return re.split(r"[./]|^(?:params|user_attrs)_", name)[-1]
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------

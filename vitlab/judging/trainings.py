@@ -20,6 +20,7 @@ from vitlab.judging.files import (
     column_to_texts,
     infer_auxiliary_role,
     shortlist,
+    without_group,
 )
 from vitlab.store.result import Ending
 
@@ -83,7 +84,8 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     if mappings and remarks.of_table:
         remarks.add_mistakes(
             f"{shortlist(mappings)} hold mappings; pandas makes columns of them: "
-            "pandas.json_normalize(frame.to_dict('records'))"
+            "pandas.json_normalize(frame.to_dict('records')), after frame['COLUMN'].map(ast.literal_eval) of texts, as "
+            "in a file"
         )
     if not is_long:
         return
@@ -251,9 +253,16 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
                 f"Warning: rows of an arm differ in {shortlist(options)}, and count as its seeds. Write options into "
                 "the column of the arms; name a column of seeds with --seed, one of data sets with --block."
             )
+        shared = [
+            f"'{name}'"
+            for name in others.columns
+            if infer_auxiliary_role(name) == "index"
+            and not others.loc[frame.index, [name]].assign(arm=frame["arm"]).duplicated().any()
+            and others.loc[frame.index, name].nunique() < len(frame)
+        ]
         remarks.notes.append(
-            "Without --seed the arms are not paired, so that the test is Welch's t: name the column of the seeds if "
-            "they share some."
+            "Without --seed the arms are not paired, so that the test is Welch's t: name the column of the seeds"
+            f"{f', which may be {list_some(shared)},' * bool(shared)} if they share some."
         )
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes(
@@ -271,16 +280,21 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 
 
 def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> list[str]:
-    """Return the columns that differ within an arm or a seed as options do: one has all values, which are repeated."""
+    """Return the columns that differ within an arm or a seed as options do: one has all values, which are repeated.
+
+    Those of hyperparameters may be of a random search.
+    """
     options = []
     for name in others.columns:
         if (
             name.casefold() not in files.UNSUCCESSFUL
             and infer_auxiliary_role(name) is None
-            and infer_goal(name) is None
+            and infer_goal(without_group(name)) is None
         ):
             cells = column_to_texts(others[name])[frame.index].replace("", None)
-            if 1 < cells.groupby(frame[within]).nunique().max() == cells.nunique() < len(cells):
+            number = cells.groupby(frame[within]).nunique().max()
+            is_searched = name.startswith("params_") or not files.HYPERPARAMETERS.isdisjoint(split_words(name))
+            if number > 1 and (is_searched or number == cells.nunique() < len(cells)):
                 options.append(name)
     return options
 

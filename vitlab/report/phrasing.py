@@ -383,7 +383,7 @@ def _two_seeds_clause(mean: float, sd: float | None, scale: Scale, decimals: int
 
 def _sign_flip_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int, p: str) -> str:
     if not row["collapsed_pairs"]:
-        return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
+        return f" (the same at each of {format_count(row['pairs'], 'seed')}, which gives no interval; sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
         clause += f"; the others are {describe_above_or_below(row['sound_difference'], scale, decimals)}"

@@ -45,7 +45,8 @@ from vitlab.store.locks import Busy, hold_lock, kill_orphan
 log = logging.getLogger(__name__)
 
 DELIVERED = "delivered.json"
-"""File in a study's folder: the address of each place that lacked nothing as of the last report."""
+"""File in a study's folder: the address of each place that lacked nothing as of the last report; null of any other."""
+EMBEDDED = "embedded"  #: place in the output folder
 PAUSE_S = 30.0  #: between attempts to reach an unreachable destination
 WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
@@ -161,9 +162,13 @@ class Tracker(ABC):
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
             with hold_lock_with_timeout(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
+                if self.place() not in read_deliveries(
+                    self.folder
+                ):  # a later sync asks for a place that it cannot know
+                    self._record_delivery(None)
                 link = self.deliver(final=final, report=files_within(self.store.root, report)) or ""
                 if final and report:
-                    write_json(self.folder / DELIVERED, {**read_deliveries(self.folder), self.place(): link})
+                    self._record_delivery(link)
         except Busy as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
@@ -175,6 +180,9 @@ class Tracker(ABC):
             return None
         self._retry_at = 0.0
         return link
+
+    def _record_delivery(self, link: str | None) -> None:
+        write_json(self.folder / DELIVERED, {**read_deliveries(self.folder), self.place(): link})
 
 
 def files_within(root: Path, files: Iterable[Path]) -> list[Path]:

@@ -34,11 +34,15 @@ from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.folders import Store
 from vitlab.store.locks import DRIVER, own_unique_process_name
-from vitlab.trackers import Tracker, read_deliveries
+from vitlab.trackers import EMBEDDED, Tracker, read_deliveries
 from vitlab.trackers import tracker as trackers
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE = (
+    "its run delivered to another place, which nothing here names; name it by --tracking-uri or MLFLOW_TRACKING_URI. "
+    "--tracker mlflow delivers to the output folder."
+)
 TRIAL_S = 0.001
 """Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
 
@@ -84,7 +88,10 @@ def sync(
         trackers.resolve_choice(requested)
     deliveries: list[Delivery] = []
     unreadable: list[str] = []
-    for file in sorted(store.root.glob("studies/*/plan.json")):
+    files = sorted(store.root.glob("studies/*/plan.json"))
+    if not files:
+        raise UserError(f"{folder} has no studies; write the folder that 'vitlab run' wrote to, its --out")
+    for file in files:
         try:
             plan, run = read_plan(file), read_run_spec(file.parent)
         except UserError as error:
@@ -97,7 +104,11 @@ def sync(
             deliveries.append(Delivery(plan.study))
             continue
         built: Tracker = trackers.build(choice, plan, store, run)
-        if built.title:
+        places = read_deliveries(file.parent)
+        if requested is None and built.place() == EMBEDDED and places and EMBEDDED not in places:
+            log.warning("%s: %s", plan.study, ELSEWHERE)
+            deliveries.append(Delivery(plan.study))
+        elif built.title:
             say(f"{plan.study}: {built.title} gets what it lacks; for many trials this takes minutes")
             link = built.sync(sorted((file.parent / "report").glob("*")))
             deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))

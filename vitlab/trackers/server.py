@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
-from vitlab.trackers import dashboard, read_deliveries
+from vitlab.trackers import EMBEDDED, dashboard, read_deliveries
 from vitlab.trackers.service import PROBE_S, Address, embedded_database, open_to_read
 
 START_S = 120.0  #: time limit for the server's first response
@@ -109,6 +109,6 @@ def study_links(root: Path) -> dict[str, str]:
             if page in ids:
                 links[page] = dashboard.comparison_link(ids[page], view)
         for place, link in read_deliveries(plan.parent).items():
-            if link and place != "embedded" and name not in ids:
+            if link and place != EMBEDDED and name not in ids:
                 links[name] = str(link)
     return links

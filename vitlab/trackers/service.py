@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import MASK, UserError, nearest, public
 from vitlab.store.files import set_aside
-from vitlab.trackers import hold_lock_with_timeout
+from vitlab.trackers import EMBEDDED, hold_lock_with_timeout
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,7 +62,7 @@ class Address:
     def name(self) -> str:
         """Key of this address in the study's delivery record; holds no password."""
         digest = hashlib.blake2b(public(self.uri).encode(), digest_size=8)
-        return "embedded" if self.embedded else digest.hexdigest()
+        return EMBEDDED if self.embedded else digest.hexdigest()
 
     @property
     def artifacts(self) -> Path | None:

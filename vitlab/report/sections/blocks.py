@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
 
 
+DECIDED = Verdict.BETTER, Verdict.WORSE, Verdict.EQUIVALENT
+
+
 @dataclass(frozen=True)
 class ArmOverBlocks:
     """An arm and its baseline over all blocks; numbers are None where there are too few blocks."""
@@ -49,6 +53,7 @@ class ArmOverBlocks:
     differences: Mapping[str, float | None]  #: the difference in each block, such as ``digits``
     ahead: int  #: blocks in which the arm has the better mean
     behind: int  #: blocks in which the baseline has
+    alone: Mapping[str, int]  #: decided verdicts of single blocks, such as ``worse``, to their number
     verdict: str  #: as in the table of arms, over all blocks
     remark: str  #: why it is refused or not decided, or why the verdict is not final; may be empty
     family: int  #: arms that are corrected together
@@ -170,12 +175,14 @@ def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, 
     if row.family > 1:
         evidence += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
     score = f"ahead in {row.ahead} and behind in {row.behind}"
+    alone = ", ".join(f"{count} {verdict}" for verdict, count in row.alone.items())
+    alone = f" In single blocks: {alone}." * bool(alone)
     if row.low is None or row.high is None:
         why = "two blocks give no useful interval" if row.pairs == 2 else "equal differences give no interval"
-        return f"{sentence}, {score} ({evidence}; {why})."
+        return f"{sentence}, {score} ({evidence}; {why}).{alone}"
     low, high = (scale.end(end or 0.0, decimals) for end in (row.new_low, row.new_high))
     level = percent(1 - analysis.alpha)
-    return f"{sentence} ({evidence}), {score}; a new block is predicted between {low} and {high} ({level})."
+    return f"{sentence} ({evidence}), {score}; a new block is predicted between {low} and {high} ({level}).{alone}"
 
 
 def block_scale(analysis: Analysis, scale: Scale) -> Scale:
@@ -231,6 +238,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
                 finite_or_none(dict(zip(blocks, differences_B.tolist(), strict=True))),
                 int((design.sign * differences_B > 0).sum()),
                 int((design.sign * differences_B < 0).sum()),
+                Counter(row["verdict"] for row in of_block.values() if row["verdict"] in DECIDED),
                 str(Verdict.REFUSED if refused else verdict),
                 "; ".join(filter(None, [*refused, *caveats, hedges])),
                 int(design.family[place]),

@@ -17,6 +17,7 @@ from vitlab.report.drawing import (
     apply_style,
     describe_shared_name_parts,
     empty_figure,
+    format_ticks_without_exponents,
     wrapped_labels,
 )
 from vitlab.report.frame import StudyResults
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_ARMS_PER_PANEL = 4  #: arms that share one panel; of more, each has its own, with its baseline behind it
 MAX_PANELS = 24
+LINEAR_RATIO = 30  #: most times the least value that the largest one is; of more, small ones need a logarithmic axis
 MIN_SEEDS_FOR_BAND = 5  #: seeds from which on a mean has a band; of fewer, bands are wide and hide each other
 
 
@@ -84,7 +86,12 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     height = 3.2 if share_panel else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
     # Curves of the first fifth would flatten the others.
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
-    room = 0.05 * (late.max() - late.min()) or 0.5
+    low, high = float(late.min()), float(late.max())
+    if is_log := 0 < LINEAR_RATIO * low < high:  # as of the loss of an arm that fails
+        low, high = low / 1.1, high * 1.1
+    else:
+        room = 0.05 * (high - low) or 0.5
+        low, high = low - room, high + room
     with apply_style():
         figure = empty_figure(NARROW if share_panel else WIDTH, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
@@ -106,7 +113,10 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             if share_panel:
                 figure.legend(loc="outside upper left", reverse=True)
             axes.tick_params(labelbottom=True)
-            axes.set_ylim(late.min() - room, late.max() + room)
+            if is_log:
+                axes.set_yscale("log")
+                format_ticks_without_exponents(axes)
+            axes.set_ylim(low, high)
             axes.set_xlim(0, float(done["x"].max()))
             axes.locator_params(axis="x", integer=True)
             axes.grid(axis="y")
@@ -123,8 +133,9 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
         compared = any(baselines.values())
-        is_cut = not done["value"].between(late.min() - room, late.max() + room).all()
-        caption += "; early values lie beyond the picture" * is_cut
+        # Of what is drawn, which are bands or the seeds.
+        is_cut = any(axes.dataLim.y0 < low or axes.dataLim.y1 > high for axes in grid[: len(panels)])
+        caption += "; some values lie beyond the picture" * is_cut + "; the axis is logarithmic" * is_log
         caption += f"; {describe_baseline(baselines.values())} is in the colour of the text" * compared + "."
         if not share_panel:
             caption += " The baseline is grey behind other arms." * compared
