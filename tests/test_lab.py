@@ -542,7 +542,7 @@ def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     provenance = json.loads(str(report.render(first.plan, first.store, "json")))["made"]
     assert (provenance["trained"], provenance["failed"]) == (1, 1), "as the answer has it"
     assert re.search(
-        r"2 trainings in all, with any for tuning or teachers, 1 of them failed; their times add up to [\d.]+ m?s",
+        r"2 trainings, any for tuning or teachers included, 1 of them failed; their times add up to [\d.]+ m?s",
         str(report.render(first.plan, first.store, "md")),
     )
     frame = first.results().set_index("arm")

@@ -494,7 +494,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in notes
     assert any("the difference of b and baseline is over the 4 seeds that both have" in note for note in notes)
     text = text_of(plan, store, "md")
-    assert "| 4/5 |" in text and "10 trainings in all, with any for tuning or teachers, 1 of them diverged;" in text
+    assert "| 4/5 |" in text and "10 trainings, any for tuning or teachers included, 1 of them diverged;" in text
 
 
 def test_trials_that_diverged_for_one_reason_share_a_note(tmp_path):
@@ -1557,7 +1557,7 @@ def test_provenance_counts_every_training_once(tmp_path):
     assert (provenance["trained"], provenance["failed"]) == (20, 0)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
     assert provenance["wall_s"] == pytest.approx(20 * 7.5)
-    assert "20 trainings in all, with any for tuning or teachers" in text_of(plan, store, "md")
+    assert "20 trainings, any for tuning or teachers included" in text_of(plan, store, "md")
 
 
 def test_end_is_time_of_result(tmp_path):

@@ -47,7 +47,7 @@ from vitlab.report.api import Answer as Answer
 from vitlab.report.sections.explained import reasons_file
 from vitlab.spec import Study
 from vitlab.store.files import display_path
-from vitlab.store.folders import OUT, PAUSED, Store, TrialFolder
+from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.trackers import DELIVERED
 
 Render = Callable[[str], str | bytes]
@@ -197,7 +197,8 @@ class _Run:
                 raise
             plan, store = self.plan, self.session.store
             folders = [store.folder(item.trial) for item in plan.trials if is_selected(item.arm, self.only)]
-            done, paused = sum(map(TrialFolder.done, folders)), [*map(TrialFolder.state, folders)].count(PAUSED)
+            # A worker that has written its checkpoint may not have ended yet.
+            done, paused = sum(map(TrialFolder.done, folders)), sum(each.checkpoint.exists() for each in folders)
             file = store.study(plan.study) / "report" / "report.html"
             written = f"; the report is {display_path(file)}" if report.is_current(plan, store) else ""
             counts = f"{done} of {len(folders)} trials ended, {paused} with a checkpoint"

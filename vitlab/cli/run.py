@@ -186,5 +186,5 @@ def _format_run_summary(answer: Answer) -> str:
         start = answer.start_command
         lines.append(f"{answer.tracker:{width}}{f'{start}   (opens the study)' if start else answer.link}")
     elif answer.tracker and answer.link is None:
-        lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
+        lines.append(f"{answer.tracker:{width}}not up to date; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)

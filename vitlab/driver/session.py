@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import Interrupted, UserError, format_count, nearest
+from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration
 from vitlab.spec import RunSpec
@@ -162,11 +162,11 @@ def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
 
 
 def describe_outdated(folders: Iterable[TrialFolder]) -> Iterator[str]:
-    """Yield a sentence on the missing ones of some trials that have a result of other code, if there are any."""
-    if count := sum(not folder.done() and any(folder.path.parent.glob("*/result.json")) for folder in folders):
+    """Yield a sentence if some of the missing ones of trials have a result of other code."""
+    if any(not folder.done() and any(folder.path.parent.glob("*/result.json")) for folder in folders):
         yield (
-            f"{format_count(count, 'missing trial')} ended before under other code: vitlab, a package or a file of "
-            "--plugin has changed. The earlier results are kept and not used."
+            "Missing trials ended before under other code: vitlab, a package or a file of --plugin has changed. The "
+            "earlier results are kept and not used."
         )
 
 

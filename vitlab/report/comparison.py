@@ -284,7 +284,9 @@ def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[fl
     noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
     if not ahead or 0 < noise < min(ahead):
         return NAN
-    half = np.nan_to_num(mean.mean - mean.low)  # equal seeds have no interval
+    half = mean.mean - mean.low
+    if math.isnan(half):  # one seed, or equal ones, as of an arm that always answers the same class
+        half = noise
     return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32
 
 

@@ -40,7 +40,7 @@ class Provenance:
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
         training = (
-            f"{format_count(self.trained + self.failed, 'training')} in all, with any for tuning or teachers"
+            f"{format_count(self.trained + self.failed, 'training')}, any for tuning or teachers included"
             f"{f', {self.diverged} of them diverged' * bool(self.diverged)}"
             f"{f', {self.failed} of them failed' * bool(self.failed)}; "
             f"their times add up to {format_duration(self.wall_s)}"

@@ -306,6 +306,8 @@ def _say_what_to_write(words: str, value: Any, path: Path) -> str:
     if words == "a list" and type(value) in (str, int, float) and path != ("where",):
         return f"; write [{value}]"
     if words == "a list" and isinstance(value, Mapping) and value and path[:1] == ("design",):
+        if "log" in value:
+            return "; only knobs of tune may be ranges: write the values"
         return f"; write {path[-1]}.{next(iter(value))}: [...]"
     if words.endswith("number") and isinstance(value, list):
         return "; values to compare belong in design"

@@ -154,7 +154,7 @@ class Tracker(ABC):
     def warn(self, error: Exception) -> None:
         """Log that deliveries are missing."""
         log.warning(
-            "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
+            "%s is not up to date: %s. A later delivery, or 'vitlab sync', has what is missing.",
             self.title,
             public(one_line(error))[:300] or type(error).__name__,
         )

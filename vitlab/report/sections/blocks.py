@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +53,6 @@ class ArmOverBlocks:
     differences: Mapping[str, float | None]  #: the difference in each block, such as ``digits``
     ahead: int  #: blocks in which the arm has the better mean
     behind: int  #: blocks in which the baseline has
-    alone: Mapping[str, int]  #: decided verdicts of single blocks, such as ``worse``, to their number
     verdict: str  #: as in the table of arms, over all blocks
     remark: str  #: why it is refused or not decided, or why the verdict is not final; may be empty
     family: int  #: arms that are corrected together
@@ -65,6 +64,7 @@ class ArmOverBlocks:
     new_high: float | None  #: its upper end
     p: float | None  #: two-sided p of this arm alone
     p_corrected: float | None  #: the same, corrected for the family
+    alone: Mapping[str, int] = field(default_factory=dict)  #: decided verdicts of single blocks, to their number
 
 
 @section.register("blocks")
@@ -238,12 +238,12 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
                 finite_or_none(dict(zip(blocks, differences_B.tolist(), strict=True))),
                 int((design.sign * differences_B > 0).sum()),
                 int((design.sign * differences_B < 0).sum()),
-                Counter(row["verdict"] for row in of_block.values() if row["verdict"] in DECIDED),
                 str(Verdict.REFUSED if refused else verdict),
                 "; ".join(filter(None, [*refused, *caveats, hedges])),
                 int(design.family[place]),
                 contrast.pairs,
                 **finite_or_none(numbers_by_name),
+                alone=Counter(row["verdict"] for row in of_block.values() if row["verdict"] in DECIDED),
             )
         )
     return over_all
