@@ -206,13 +206,13 @@ def test_study_in_blocks_is_run_and_reported(tmp_path: Path, no_figures: None) -
     answer = vitlab.run(file_of(tmp_path, controls=1), out=tmp_path)
     assert answer.trained == 16 and not answer.failed
     comparison = answer.compare()
-    *over_blocks, warning = comparison.answers
+    warning, *over_blocks = comparison.answers
     assert warning.startswith("Not shown to be better than chance: ")
     assert [sentence.split(", ")[1].split(" is ")[0] for sentence in over_blocks] == [
         *("position=none", "position=sincos2d"),
         "control",
     ]
-    assert "two blocks give no useful interval" in comparison.answers[0]
+    assert "two blocks give no useful interval" in over_blocks[0]
     stored = Report.from_json(json.loads((answer.folder / "report" / "report.json").read_text()))
     rows = {row.arm: row for row in stored.sections["blocks"]}
     assert (rows["position=none"].family, rows["control"].family) == (2, 1)
@@ -309,6 +309,8 @@ def test_judge_over_blocks_equals_t_over_block_means() -> None:
     assert (rows["worse"].ahead, rows["worse"].behind, rows["worse"].verdict) == (0, 4, "worse")
     assert rows["near"].verdict == "cannot tell"
     assert judgement.answers[0].startswith("Over 4 blocks, worse is ")
+    alone = [row["verdict"] for row in judgement.report.arms if row["arm"].endswith(": worse")]
+    assert judgement.answers[0].endswith(f" In single blocks: {alone.count('worse')} worse.") and "worse" in alone
     own = judged(frame[frame["model"] != "near"]).report.sections["blocks"][0]
     assert own.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
     assert len(judgement) == 12

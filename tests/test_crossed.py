@@ -82,7 +82,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "base": {
             "data": {"type": "digits"},
             "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
-            "train": {"steps": 40, "batch_size": 32, "evaluations": 1},
+            "train": {"steps": 200, "batch_size": 32, "evaluations": 1},
         },
         "design": {"arms": {"baseline": {}, "other": {"model.position": "none"}}},
         "seeds": 3,

@@ -390,6 +390,12 @@ def test_options_that_differ_are_noted(tmp_path: Path) -> None:
     warning = "Warning: rows of an arm differ in lr, and count as its seeds."
     for table in (lrs, lrs.replace("vit,2,0.83\n", "")):  # also of a run that is lost
         assert any(note.startswith(warning) for note in judged(tmp_path, table).notes)
+    searched = FRAME.drop(columns="seed").assign(params_lr=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], rep=[0, 1, 2] * 2)
+    notes = judge(searched, metric="acc", arm="arm").notes
+    assert any(
+        note.startswith("Warning: rows of an arm differ in params_lr, and count as its seeds.") for note in notes
+    )
+    assert any("name the column of the seeds, which may be 'rep', if they share some." in note for note in notes)
     flags = (
         LONG.replace("seed", "diverged").replace(",0,", ",false,").replace(",1,", ",false,").replace(",2,", ",true,")
     )

@@ -240,7 +240,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
 def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return trials trained without the server and delivered by one ``sync``, for reading only."""
     runs = Runs(trained[0], database, tmp_path_factory.mktemp("delivered"))
-    [delivery] = sync(runs.out)
+    [delivery] = sync(runs.out, tracker="mlflow")
     assert delivery.study == "tiny" and delivery.link is not None
     return runs
 

@@ -578,6 +578,16 @@ def test_arm_of_which_every_seed_beats_guesses_is_not_at_chance(tmp_path, undraw
     assert len(arms_table(dataclasses.replace(results, quantum=0.0))["at_chance"].dropna()) == 2
 
 
+def test_arm_without_interval_is_at_chance_unless_guesses_reach_less(tmp_path, undrawn):
+    """One seed, and equal seeds of an arm that always answers one class, have no interval."""
+    beyond = 0.1 + 2 * np.sqrt(0.1 * 0.9 / 100)
+    for number, values in enumerate(({"a": [0.15], "b": [0.17]}, {"a": [0.11, 0.11, 0.11], "b": [0.17, 0.17, 0.17]})):
+        assert values["a"][0] < beyond < values["b"][0]
+        plan, store = _diverging_study(tmp_path / str(number), values)
+        results = dataclasses.replace(StudyResults.read(plan, store), quantum=0.01)
+        assert arms_table(results)["at_chance"].dropna().to_dict() == {"a": 0.1}
+
+
 def test_arm_at_chance_keeps_out_of_the_sentence_on_others(tmp_path, undrawn):
     arms = {"baseline": [0.5, 0.6, 0.7], "b": [0.5, 0.7, 0.6], "c": [0.6, 0.5, 0.7], "d": [0.1, 0.5, 0.2]}
     made = report.collect_report(*_diverging_study(tmp_path, arms))
@@ -1776,6 +1786,19 @@ def test_loss_has_own_curves(tmp_path):
     assert all_sections()["loss"].metric(loss_plan) is None
     judged_by_test = findings_of(dataclasses.replace(plan, analysis=Analysis(metric="test/accuracy")), store)
     assert all_sections()["curves"].figure((), judged_by_test).figure.get_supylabel() == "val accuracy (%)"
+
+
+def test_curves_of_values_far_apart_are_logarithmic_and_their_caption_says_what_is_cut(tmp_path):
+    values = {"baseline": [0.80, 0.82, 0.81, 0.83, 0.79], "b": [0.60, 0.62, 0.61, 0.63, 0.59]}
+    findings = findings_of(*study(tmp_path, values))
+    rows = findings.history[findings.history["metric"] == "val/accuracy"].copy()
+    for far, scale in ((1.0, "linear"), (1000.0, "log")):
+        loss = rows.assign(metric="val/loss", value=np.where(rows["arm"] == "b", far, 1.0))
+        drawing = curves.draw_curves(findings.results, loss, "val/loss")
+        assert {axes.get_yscale() for axes in drawing.figure.axes} == {scale}
+        assert "beyond the picture" not in drawing.caption and ("logarithmic" in drawing.caption) == (scale == "log")
+    loss.loc[loss["step"] == loss["step"].min(), "value"] = 1e9
+    assert "some values lie beyond the picture" in curves.draw_curves(findings.results, loss, "val/loss").caption
 
 
 def test_figure_of_interactions_has_the_numbers_of_their_table(tmp_path):

@@ -284,9 +284,8 @@ def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[fl
     noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
     if not ahead or 0 < noise < min(ahead):
         return NAN
-    half = mean.mean - mean.low
-    if math.isnan(half):  # one seed, or equal ones, as of an arm that always answers the same class
-        half = noise
+    # One seed, or equal ones, as of an arm that always answers the same class, do not say how far they scatter.
+    half = mean.mean - mean.low if mean.sd > 0 else noise
     return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32
 
 

@@ -96,7 +96,7 @@ class Report:
         blocks = block_answers(self)
         answers = [*factor_answers(self), *blocks]
         if answers and (warning := phrasing.warn_of_poor_trainings(self.arms)):
-            answers.append(Answer(warning))
+            answers.insert(0, Answer(warning))
         if not blocks:
             answers += phrasing.answer_per_arm(self.arms, self.analysis, self.scale)
         return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added

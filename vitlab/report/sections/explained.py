@@ -33,7 +33,9 @@ class Explained(Section[StoredMap]):
         "The image, and over it a map of each model, its prediction, and the probability of the class without the "
         "map's largest patches and without random ones. Attention is of a token, over all blocks: the mark on the "
         "scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Colours of "
-        "two pictures are not comparable, because each has its own scale."
+        "two pictures are not comparable, because each has its own scale. The check counts the random choices of as "
+        "many patches that leave a higher probability than the largest patches do; 'vitlab explain' writes a page that "
+        "explains each number."
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
