@@ -503,6 +503,6 @@ def foreign_model_hint(model: str) -> str:
         return ""
     size = _SIZE.get(match[1], match[1][0].upper())
     return (
-        f" Write model: {{type: vit, size: {size}, patch_size: {match[2]}}}, and init_from: {{checkpoint: FILE}} for "
-        "its weights."
+        f" Write model: {{type: vit, size: {size}, patch_size: {match[2]}}}, and for its weights init_from: "
+        "{timm: NAME}, of 'vitlab list weights', or {checkpoint: FILE}."
     )

@@ -125,7 +125,7 @@ class Comparisons(Section[Row]):
         table = [
             column.text_column("arm"),
             column.text_column("compared with", "baseline"),
-            column.text_column("test"),
+            column("test", lambda row: row["test"] + ", shared variance" * ((row["shared"] or 1) > 1), right=False),
             column("pairs", lambda row: str(row["pairs"])),
             column("p", lambda row: format_p_value(row["p"], alpha)),
             column(
