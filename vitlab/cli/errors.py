@@ -24,6 +24,7 @@ from vitlab.errors import (
     closest,
     line_width,
     nearest,
+    one_line,
     public,
 )
 
@@ -53,7 +54,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Passwords of addresses are masked, as logs may be public.
     """
     if isinstance(error, click.UsageError) and error.ctx and not error.message.startswith("Usage: "):  # help of a group
-        message = " ".join((error.message if hasattr(error, "possibilities") else error.format_message()).split())
+        message = one_line(error.message if hasattr(error, "possibilities") else error.format_message())
         for pattern, words in REWORDED.items():
             message = re.sub(pattern, words, message)
         hint = f"{_hint_at_word_or_change(error, error.ctx)} See '{error.ctx.command_path} --help'."

@@ -23,7 +23,7 @@ from vitlab import registry
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.options import loading_plugin_option, print_indented
-from vitlab.errors import BrokenComponent, ClashError, UserError, nearest
+from vitlab.errors import BrokenComponent, ClashError, UserError, nearest, one_line
 from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
@@ -223,7 +223,7 @@ def _print_component(slot: str, name: str) -> None:
         click.echo(f"{_metric_facts(component)}\n")
     for paragraph in (text.partition("\nArgs:\n")[0].rstrip() or "(no documentation)").split("\n\n"):
         has_columns = re.search(r"\n |==|\w  +\w", paragraph)  # indented text, or a table
-        print_indented("", paragraph if has_columns else " ".join(paragraph.split()))
+        print_indented("", paragraph if has_columns else one_line(paragraph))
         click.echo()
     shared = set(room.shared.model_fields) if room.shared else set()
     for title, are_shared in (("Options", False), (f"Options of every {slot}", True)):
@@ -238,7 +238,7 @@ def _print_options(names: Iterable[str], schema: Schema) -> None:
         field = schema["properties"][name]
         default = "required" if name in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
         click.echo(f"  {name:20} {describe_option_type(field):34} {default}")
-        print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
+        print_indented(" " * 6, one_line(without_markup(field.get("description", ""))))
 
 
 def _metric_facts(component: Any) -> str:

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING
 
+from vitlab.errors import one_line
 from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _adapt_svg_tag(tag: str, id_prefix: str, alt_text: str) -> str:
 def split_name_at_commas(name: str) -> tuple[str, ...]:
     """Split an arm's name at its commas, except within brackets."""
     parts, depth, current = [], 0, ""
-    for char in " ".join(name.split()):
+    for char in one_line(name):
         depth += (char in "([{") - (char in ")]}")
         if char == "," and depth <= 0:
             parts.append(current.strip())
@@ -216,7 +217,7 @@ def short_labels(names: Collection[str]) -> dict[str, str]:
     shared, labels = _shared_name_parts(names), {}
     for name in names:
         own_parts = [part for part in split_name_at_commas(name) if part not in shared]
-        labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
+        labels[name] = ", ".join(own_parts) if shared and own_parts else one_line(name)
     return _number_duplicates(labels)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import line_width, list_some
+from vitlab.errors import line_width, list_some, one_line
 from vitlab.report.drawing import wrap_words
 from vitlab.report.page import read_template, render_page
 from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column, keep_together
@@ -71,7 +71,7 @@ def replace_controls(text: str) -> str:
 
 def join_lines(text: str) -> str:
     """Return text on one line, where it cannot end a comment."""
-    return " ".join(replace_controls(text).split())
+    return one_line(replace_controls(text))
 
 
 def escape_markdown(text: str) -> str:

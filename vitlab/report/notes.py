@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
-from vitlab.errors import format_count
+from vitlab.errors import format_count, one_line
 from vitlab.planning.match import paths_overlap
 from vitlab.planning.registration import (
     altered_arms,
@@ -175,7 +175,7 @@ def _note_failures(trials: Sequence[StoredTrial]) -> Iterator[str]:
     for item in trials:
         if item.status in (Ending.DIVERGED, Ending.FAILED):
             kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
-            reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
+            reason = one_line(item.failure).rstrip(".") or "no reason was recorded"
             of_arms = alike[item.status, f"{item.status}{kind}: {reason}"]
             of_arms.setdefault(item.planned.arm, []).append(item.planned.seed)
     for (status, reason), arms in alike.items():

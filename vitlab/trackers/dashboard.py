@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
+from vitlab.errors import one_line
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column
 from vitlab.trackers import service
@@ -234,7 +235,7 @@ def file_link(experiment: str, run: str, file: str) -> str:
 def escape_markdown(text: str) -> str:
     """Escape what Markdown, or the HTML in it, would take for its own; the list of experiments shows the text raw."""
     special = r"[\\`*\[\]<>|#$&@]|~(?=~)|:(?=\S)|\b_|_\b"
-    return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
+    return re.sub(special, lambda match: f"&#{ord(match[0])};", one_line(text))
 
 
 def describe_arms(answer: str, table: str, metric: str, run_id: str) -> str:
