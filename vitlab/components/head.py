@@ -78,14 +78,15 @@ class AttentionPool(nn.Module):
 
     def __init__(self, g: Geometry, approximate: Gelu, heads: int | None, ratio: float, eps: float) -> None:
         super().__init__()
+        dim, std = g.dim, g.dim**-0.5
         self.heads = heads or g.heads
-        self.latent = nn.Parameter(torch.empty(1, 1, g.dim))
-        self.q = nn.Linear(g.dim, g.dim)
-        self.kv = nn.Linear(g.dim, 2 * g.dim)
-        self.proj = nn.Linear(g.dim, g.dim)
-        self.norm = slot("norm").build({"type": "layernorm", "eps": eps}, g.dim)
+        self.latent = nn.Parameter(torch.empty(1, 1, dim))
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = slot("norm").build({"type": "layernorm", "eps": eps}, dim)
         self.mlp = slot("mlp").build({"type": "gelu", "approximate": approximate, "ratio": ratio}, g)
-        nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
+        nn.init.trunc_normal_(self.latent, std=std, a=-2 * std, b=2 * std)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """Attend from the latent query to all tokens, BND to BSD."""
