@@ -277,15 +277,16 @@ class Seeds(Frozen):
 
     @model_validator(mode="after")
     def _check_more_seeds(self) -> Self:
+        first_look = len(self.values)
         if self.until is None:
             for name in ("at_most", "every"):
                 if getattr(self, name) is not None:
                     raise conflict_error(f"{name} needs until: decided", name, "until")
         elif self.escalate_to is not None:
             raise conflict_error("escalate_to and until are two ways to add seeds; remove one", "escalate_to", "until")
-        elif self.at_most is None or self.at_most <= len(self.values):
+        elif self.at_most is None or self.at_most <= first_look:
             raise conflict_error(
-                f"until: decided needs at_most, the total number of seeds of an arm: more than the {len(self.values)} "
+                f"until: decided needs at_most, the total number of seeds of an arm: more than the {first_look} "
                 f"of the first look; found {self.at_most or 'none'}",
                 "at_most",
                 "values",
@@ -298,12 +299,12 @@ class Seeds(Frozen):
                 "every",
                 "at_most",
             )
-        if len(self._look_sizes) > 1 and len(self.values) < 2:
+        if len(self._look_sizes) > 1 and first_look < 2:
             sentence = "adding seeds needs at least 2 seeds at first, which have a spread"
             raise conflict_error(sentence, "values", "count", "at_least")
-        if self.escalate_to is not None and self.escalate_to <= len(self.values):
+        if self.escalate_to is not None and self.escalate_to <= first_look:
             raise conflict_error(
-                f"escalate_to is the total number of seeds: more than the {len(self.values)} of the first look; found "
+                f"escalate_to is the total number of seeds: more than the {first_look} of the first look; found "
                 f"{self.escalate_to}",
                 "escalate_to",
                 "values",
