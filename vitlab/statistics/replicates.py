@@ -100,9 +100,10 @@ def sign_flip_p(differences: Sequence[float] | Floats) -> float:
     Exact for up to 40 differences, by meeting in the middle; NaN beyond, where t needs no cross-check.
     """
     d = require_finite(differences)
-    if len(d) == 0 or len(d) > 40:
+    n = len(d)
+    if n == 0 or n > 40:
         return NAN
-    first_sums, second_sums = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
+    first_sums, second_sums = (_signed_sums(half) for half in (d[: n // 2], d[n // 2 :]))
     first_sums.sort()  # with both halves sorted, the binary searches stay in the cache
     second_sums.sort()
     scale = float(np.abs(d).sum())
@@ -111,7 +112,7 @@ def sign_flip_p(differences: Sequence[float] | Floats) -> float:
         return 1.0
     above = len(second_sums) - np.searchsorted(second_sums, bound - first_sums, side="left")
     below = np.searchsorted(second_sums, -bound - first_sums, side="right")
-    return float((above.sum() + below.sum()) / 2.0 ** len(d))
+    return float((above.sum() + below.sum()) / 2.0**n)
 
 
 def rounding_error(values: Floats) -> Floats:
