@@ -158,9 +158,10 @@ def read_image(image: str | Path | Image.Image) -> str | Picture:
     Raises:
         UserError: if there is none.
     """
+    to_rgb = Decoding(size=(1, 1)).to_upright_rgb
     if isinstance(image, Image.Image):
         with naming_picture("image", "name an image file"):
-            return Picture("picture", Decoding(size=(1, 1)).to_upright_rgb(image.copy()))
+            return Picture("picture", to_rgb(image.copy()))
     if not isinstance(image, str | Path):
         raise UserError(
             "vitlab.explain: image must be an index, an image of the data, as val:3, a file, or a picture of Pillow, "
@@ -177,7 +178,7 @@ def read_image(image: str | Path | Image.Image) -> str | Picture:
         raise UserError(f"image {name}: {problem} Name an image file, or an image of the data, as test:3 or val:3")
     remedy = "name an image file, as PIL.Image.fromarray(array).save('a.png') writes it of an array"
     with naming_picture(name, remedy), Image.open(path) as picture:
-        return Picture(name, Decoding(size=(1, 1)).to_upright_rgb(picture))
+        return Picture(name, to_rgb(picture))
 
 
 def iterate_explanations(
