@@ -305,17 +305,18 @@ def _note_exploratory(plan: Plan) -> Iterator[str]:
 def _note_tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if not plan.tuning:
         return
-    select = plan.tuning[0].select
+    first = plan.tuning[0]
+    select = first.select
     if plan.pending:
         pending = format_count(len(plan.pending), "trial")
         yield f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned."
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
-    scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
+    scope = "at the base, for all arms" if first.arm is None else "for each arm by itself"
     trainings = format_count(sum(len(rival.trials) for rival in rivals), "full-length training")
     seconds = phrasing.format_duration(sum(rival.wall_s for rival in rivals))
     yield f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
-    if plan.tuning[0].arm is None:
+    if first.arm is None:
         yield "What suits the base may not suit every arm as well: tune per arm to know."
     elif select != plan.analysis.metric:
         yield (
