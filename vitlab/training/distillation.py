@@ -193,14 +193,15 @@ class InputAdapter:
     def __init__(self, source: InputSpec, target: InputSpec, like: Tensor) -> None:
         mean_C11, std_C11 = per_channel(source.mean), per_channel(source.std)
         self._luma_C11: Tensor | None = None
-        if source.info.channels != target.info.channels:
-            if (source.info.channels, target.info.channels) == (3, 1):
+        own, theirs = source.info.channels, target.info.channels
+        if own != theirs:
+            if (own, theirs) == (3, 1):
                 self._luma_C11 = (per_channel(LUMA) * std_C11).to(like)
                 mean_C11, std_C11 = (per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
-            elif source.info.channels != 1:
+            elif own != 1:
                 raise WeightsError(
-                    f"the teacher takes images of {target.info.channels} channels, and this trial's images have "
-                    f"{source.info.channels}; set data.channels: {target.info.channels}"
+                    f"the teacher takes images of {theirs} channels, and this trial's images have {own}; set "
+                    f"data.channels: {theirs}"
                 )
         their_std_C11 = per_channel(target.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
