@@ -116,23 +116,22 @@ def judge(
         "--over-blocks needs --block": over_blocks is None or block is not None,
         "--looks: with --block, every arm needs its seeds in every block; remove it": looks is None or block is None,
     }
-    remarks.of_options += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
+    mistakes = remarks.of_options
+    mistakes += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
     table = _read_results(results, columns, remarks)
     names = [*table.rows.columns]
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
     if baselines is not None and (baseline is not None or columns.arm is None):
-        remarks.of_options.append(
+        mistakes.append(
             "--baselines names a column beside the one of the arms, --arm, and cannot be combined with --baseline; "
             "remove one"
         )
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
     if goal is None and metric and (columns.arm is None or metric in names):
-        remarks.of_options.append(
-            f"'{metric}' does not tell whether higher or lower is better; say it by --goal, max or min"
-        )
+        mistakes.append(f"'{metric}' does not tell whether higher or lower is better; say it by --goal, max or min")
     remarks.raise_if_table_has_mistakes()
     trainings = read_trainings(table, columns, remarks)
     is_sound = not remarks.of_table
@@ -142,23 +141,23 @@ def judge(
         raise remarks.error()
     margin = criterion.parse_margin(margin, metric, scale, remarks)
     if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
-        remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
+        mistakes.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
     if looks and not trainings.is_paired:
-        remarks.of_options.append("--looks: looks are at seeds; name their column with --seed")
+        mistakes.append("--looks: looks are at seeds; name their column with --seed")
     elif looks and looks[-1] != seeds:
-        remarks.of_options.append(f"--looks: the last look is at all seeds, {seeds}; found {looks[-1]}")
+        mistakes.append(f"--looks: the last look is at all seeds, {seeds}; found {looks[-1]}")
     # The column keeps its name, as only that says which split it is of, unless the frame has a column of that name.
     column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
-    if remarks.of_options:  # an analysis cannot hold a wrong option
+    if mistakes:  # an analysis cannot hold a wrong option
         raise remarks.error()
     analysis = Analysis(metric=column, goal=goal or "max", alpha=alpha, over_blocks=over_blocks)
     low = None if trainings.frame["value"].min() < 0 else 0.0
     unit, bounds = (scale.unit, (low, None)) if scale.whole is None else ("share", scale.bounds)
     if block is not None and (fault := why_no_block_average(analysis, unit, bounds)):
-        remarks.of_options.append(f"--over-blocks: {fault}")
-    if remarks.of_options or remarks.of_table:
+        mistakes.append(f"--over-blocks: {fault}")
+    if mistakes or remarks.of_table:
         raise remarks.error()
     plan = _reconstruct_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
     own = trainings.frame[["arm", "seed", "status", "value"]].rename(columns={"value": column})
