@@ -262,19 +262,20 @@ class ImageTable(PictureSet):
         import pandas as pd
         import pyarrow as pa
 
-        if not isinstance(self.label, str):
-            of_columns = self.class_names or self.label
-            if len(of_columns) != len(self.label):
+        label = self.label
+        if not isinstance(label, str):
+            of_columns = self.class_names or label
+            if len(of_columns) != len(label):
                 raise DataError(
                     f"image_table: 'class_names' has {format_count(len(of_columns), 'name')}, and 'label' names "
-                    f"{format_count(len(self.label), 'column')}; name each"
+                    f"{format_count(len(label), 'column')}; name each"
                 )
-            marks = frame[self.label].astype(str).replace({"True": "1", "False": "0", "1.0": "1", "0.0": "0"})
-            for name in self.label:
+            marks = frame[label].astype(str).replace({"True": "1", "False": "0", "1.0": "1", "0.0": "0"})
+            for name in label:
                 _refuse_places(places, ~marks[name].isin(("0", "1")), f"'{name}' is neither 0 nor 1", marks[name])
             return of_columns, torch.from_numpy(marks.astype("uint8").to_numpy())
-        cells, schema = frame[self.label], next(iter(parts.values())).table.schema
-        several = self.label_separator is not None or pa.types.is_nested(schema.field(self.label).type)
+        cells, schema = frame[label], next(iter(parts.values())).table.schema
+        several = self.label_separator is not None or pa.types.is_nested(schema.field(label).type)
         is_blank = cells.isna() if several else cells.isna() | (cells.astype(str).str.strip() == "")
         _refuse_places(places, is_blank, "no label")
         if self.label_separator is not None:
@@ -282,7 +283,7 @@ class ImageTable(PictureSet):
         tokens = cells.explode().dropna().astype(str).str.strip()
         if several:
             tokens = tokens[tokens != ""]
-        names, why = self.class_names or _require_equal_classes(parts, self.label), ""
+        names, why = self.class_names or _require_equal_classes(parts, label), ""
         if not names:
             of_train, why = tokens[tokens.index.isin(train)], " of training rows"
             are_numbers = of_train.str.fullmatch(r"\d+")
