@@ -247,9 +247,16 @@ class Slot(Generic[T]):
             raise OptionError(faults, guess.sound, wrong={"type", *guess.wrong}) from None
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
-        # The default of a built-in stays what it is after a plugin with a component of that name is installed.
+        # The default of a built-in stays what it is after a plugin with a component of that name is installed: it is
+        # written as vitlab:NAME then.
         if origin.source == BUILT_IN:
-            options |= _qualified_defaults(model, options)
+            options |= {
+                name: slot(mark.slot).qualify_builtin(info.default)
+                for name, info in model.model_fields.items()
+                if name not in options
+                for mark in info.metadata
+                if isinstance(mark, Pick) and isinstance(info.default, str)
+            }
         collected = collect_mistakes(model, options, who=f"{self.name} '{choice.type}'")
         by_default = {name for name, info in model.model_fields.items() if not info.is_required()} - options.keys()
         result = None
@@ -371,17 +378,6 @@ def is_choice(info: FieldInfo) -> bool:
 
 def _has_pick(annotation: Any) -> bool:
     return any(isinstance(part, Pick) or _has_pick(part) for part in typing.get_args(annotation))
-
-
-def _qualified_defaults(model: type[BaseModel], given: Tree) -> dict[str, str]:
-    """Return the default of each component that is not given, as ``vitlab:NAME`` where a plugin offers the name too."""
-    return {
-        name: slot(mark.slot).qualify_builtin(info.default)
-        for name, info in model.model_fields.items()
-        if name not in given
-        for mark in info.metadata
-        if isinstance(mark, Pick) and isinstance(info.default, str)
-    }
 
 
 def _method_mistake(component: type[Any], contract: type[Any]) -> str | None:
