@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import Fault, Path, Problem, SpecError, format_count
+from vitlab.errors import Fault, Path, Problem, SpecError, format_count, nearest
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning import match, metrics, tune
@@ -171,8 +171,10 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         if isinstance(resolver.resolved, ResolvedTrial):
             mistakes += set_baselines(resolver, design.arms)
             names = [arm.name for arm in design.arms]
-        if study.match is not None:
-            mistakes += match.find_unknown_arms(study.match, names)
+        for index, name in enumerate(study.match.spare if study.match else ()):
+            if name not in names:
+                sentence = f"no arm is called '{name}'.{nearest(name, names)} Arms: {'; '.join(names)}."
+                mistakes.append((("match", "except", index), sentence))
     problems += [document.problem(place, sentence) for place, sentence in mistakes]
     if study.match is None:
         for arm in design.arms:

@@ -183,14 +183,6 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     ]
 
 
-def find_unknown_arms(match: Match, names: Sequence[str]) -> Iterator[Fault]:
-    """Yield a place and a sentence for each arm under ``except`` that is none of the study's arms."""
-    for index, name in enumerate(match.spare):
-        if name not in names:
-            sentence = f"no arm is called '{name}'.{nearest(name, names)} Arms: {'; '.join(names)}."
-            yield ("match", "except", index), sentence
-
-
 def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> Iterator[Fault]:
     """Yield the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
