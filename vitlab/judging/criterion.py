@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.judging.files import POINT, Remarks, shortlist, word_set
-from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.choice import Bounds, Goal, Unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ class ColumnUnit:
     whole: float | None = None
 
     @property
-    def bounds(self) -> tuple[float | None, float | None]:
+    def bounds(self) -> Bounds:
         """Smallest and largest value, where they are known."""
         return (None if self.whole is None else 0.0), self.whole
 

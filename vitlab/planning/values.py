@@ -11,7 +11,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.identity.trial import FolderName
 from vitlab.identity.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
-from vitlab.spec.choice import Goal, Unit
+from vitlab.spec.choice import Bounds, Goal, Unit
 from vitlab.spec.tree import NewTree, Tree, Values, parse_as, type_adapter
 
 
@@ -21,7 +21,7 @@ class MetricFacts:
 
     goal: Goal
     unit: Unit
-    bounds: tuple[float | None, float | None]  #: its range; None for an infinite end
+    bounds: Bounds  #: its range; None for an infinite end
     quantum: float = 0.0  #: smallest change, times the number of images; 0 if it has none
     chance: Mapping[str, float] = field(default_factory=dict)
     """Arm to the value of guesses, where it is known."""
@@ -39,7 +39,7 @@ def declared_metric(name: str, names: Iterable[str]) -> str | None:
     return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
-def why_no_block_average(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
+def why_no_block_average(analysis: Analysis, unit: Unit, bounds: Bounds) -> str:
     """Return why differences of a metric cannot be averaged over blocks; empty if they can."""
     metric, error_of_0 = analysis.metric, bounds[0] if analysis.goal == "min" else bounds[1]
     if analysis.over_blocks is None and unit != "share":

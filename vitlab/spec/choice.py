@@ -71,6 +71,8 @@ Portion = Annotated[float, Field(gt=0, le=1)]
 """A share that is not 0."""
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 """A share that is neither 0 nor 1."""
+Bounds = tuple[float | None, float | None]
+"""Smallest and largest value of a metric; None where there is none, or it is not known."""
 OverBlocks = Literal["difference", "relative"]
 Unit = Annotated[str, AfterValidator(_require_unit)]
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""
