@@ -65,8 +65,7 @@ def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
     """Return the final values of a trained study by metric, arm and seed; a metric without any raises UserError."""
     outcomes = frame.gather_trials(plan, store)
     table = frame.trials_to_frame(plan, outcomes)
-    metrics: dict[str, dict[str, dict[int, float]]] = {}
-    quanta = {}
+    metrics, quanta = {}, {}
     for metric, goal in judged_goals(study).items():
         if metric not in table:
             table[metric] = NAN

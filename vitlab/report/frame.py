@@ -252,14 +252,18 @@ def measurements_frame(trials: Sequence[StoredTrial]) -> pd.DataFrame:
     return frame
 
 
-def judged_values(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dict[str, dict[int, float]]:
+ValuesByArm = dict[str, dict[int, float]]
+"""Arm to seed to value."""
+
+
+def judged_values(frame: pd.DataFrame, analysis: Analysis, quantum: float) -> ValuesByArm:
     """Return the values by which arms are judged, by arm and seed, of trials that are done.
 
     Values that are not finite are left out too, and seeds that share the trial of an earlier seed (nothing that the
     seed varies is used), because one training counted twice is no replicate.  Where the step of the metric is known,
     values are rounded to it, so that single precision makes no differences of its own.
     """
-    values: dict[str, dict[int, float]] = {str(arm): {} for arm in frame["arm"].unique()}
+    values: ValuesByArm = {str(arm): {} for arm in frame["arm"].unique()}
     done = frame[frame["status"] == Ending.DONE].drop_duplicates(["arm", "trial"])
     columns = (done[name].tolist() for name in ("arm", "seed", metric_column(analysis)))
     for arm, seed, value in zip(*columns, strict=True):
@@ -348,7 +352,7 @@ class StudyResults:
         return cls(plan, frame, trials, quantum, val_train_ratio_by_arm(plan, trials))
 
     @cached_property
-    def values(self) -> dict[str, dict[int, float]]:
+    def values(self) -> ValuesByArm:
         """Return the values by which arms are judged, by arm and seed, see :func:`judged_values`."""
         return judged_values(self.frame, self.plan.analysis, self.quantum)
 
