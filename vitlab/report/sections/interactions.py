@@ -175,7 +175,7 @@ class Interactions(Section[Interaction]):
         grid = Grid.from_plan(findings.plan)
         squares = {} if grid is None else grid.arms_by_interaction()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
-        for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
+        for changes, row in zip(squares, judge_averages(findings.results, squares.values()), strict=True):
             if not row["pairs"]:  # its arms have not been trained yet
                 continue
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
@@ -223,7 +223,7 @@ def shorten_change_paths(rows: Iterable[Any]) -> dict[str, str]:
     return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
 
 
-def judge_averages(results: StudyResults, arm_groups: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
+def judge_averages(results: StudyResults, arm_groups: Iterable[Sequence[Arm]]) -> list[dict[str, Any]]:
     """Return the comparison of the average of some arms with the average of their baselines, for each effect.
 
     Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.  Numbers are JSON values.

@@ -78,7 +78,7 @@ class MainEffects(Section[MainEffect]):
                     key = f"{path}={levels[place]}", f"{path}={reference}"
                     settings[key].append(replace(arm, baseline=other.name))
         effects = {key: arms for key, arms in settings.items() if len(arms) > 1}
-        averages = judge_averages(findings.results, [*effects.values()])
+        averages = judge_averages(findings.results, effects.values())
         for ((level, against), arms), row in zip(effects.items(), averages, strict=True):
             if not row["pairs"]:  # its arms have not been trained yet
                 continue
