@@ -113,28 +113,31 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool,
     return ColumnUnit("%", 100.0)
 
 
-def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> float | None:
-    """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
+def parse_margin(margin: float | str | None, metric: str, whole: float | None, mistakes: list[str]) -> float | None:
+    """Return a margin in units of the column, from a number or from a text such as ``0.5 points``.
+
+    Args:
+        margin: what was given.
+        metric: name of the column.
+        whole: the value that all of the metric has, see :class:`ColumnUnit`.
+        mistakes: gets a sentence if the margin is not allowed.
+    """
     if margin is None:
         return None
     match = re.fullmatch(rf"\s*({POINT})\s*(points?)?\s*", str(margin))
     amount = float(match[1]) if match else 0.0
     if match is None or not 0 < amount < math.inf:
-        remarks.of_options.append(
-            f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed"
-        )
-    elif match[2] and unit.whole is None:
-        remarks.of_options.append(
-            f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number"
-        )
-    elif unit.whole == 1 and not match[2] and amount >= 0.1:  # which may have been meant in points
-        remarks.of_options.append(
+        mistakes.append(f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed")
+    elif match[2] and whole is None:
+        mistakes.append(f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number")
+    elif whole == 1 and not match[2] and amount >= 0.1:  # which may have been meant in points
+        mistakes.append(
             f"--margin {margin}: write it in points, of which '{metric}' has 0 to 100, as '{match[1]} points'"
         )
-    elif unit.whole is not None:
-        amount *= unit.whole / 100 if match[2] else 1
-        if amount >= unit.whole:
-            remarks.of_options.append(f"--margin {margin}: '{metric}' is from 0 to {unit.whole:g}; write less")
+    elif whole is not None:
+        amount *= whole / 100 if match[2] else 1
+        if amount >= whole:
+            mistakes.append(f"--margin {margin}: '{metric}' is from 0 to {whole:g}; write less")
     return amount
 
 

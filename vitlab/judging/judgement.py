@@ -139,7 +139,7 @@ def judge(
     scale = criterion.infer_column_unit(metric, trainings.frame, trainings.is_percent, remarks)
     if not is_sound:  # margin and chance are in a unit that other values may change
         raise remarks.error()
-    margin = criterion.parse_margin(margin, metric, scale, remarks)
+    margin = criterion.parse_margin(margin, metric, scale.whole, mistakes)
     if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
         mistakes.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
