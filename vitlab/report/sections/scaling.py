@@ -231,18 +231,19 @@ def _reason_against_law(points: Mapping[float, Mapping[int, float]], size: str) 
 
 def _arms_by_series(results: StudyResults) -> dict[str, list[Arm]]:
     """Return the arms of each series that is to lie on one law, by label; empty if the study asks for none."""
-    if results.plan.analysis.power_law is None:
+    plan = results.plan
+    if plan.analysis.power_law is None:
         return {}
-    sized = {arm.name: at for arm in results.plan.arms if (at := _arm_size(results, arm.name)) is not None}
-    arms = [arm for arm in results.plan.arms if arm.name in sized]
-    paths = [path for path in results.plan.paths if not all(is_number(arm.values.get(path)) for arm in arms)]
+    sized = {arm.name: at for arm in plan.arms if (at := _arm_size(results, arm.name)) is not None}
+    arms = [arm for arm in plan.arms if arm.name in sized]
+    paths = [path for path in plan.paths if not all(is_number(arm.values.get(path)) for arm in arms)]
     # A number that alone changes while the size does not parts series, too: arms of two learning rates are not
     # replicates of one size.
     for first, second in itertools.combinations(arms, 2):
-        differing = [path for path in results.plan.paths if first.values.get(path) != second.values.get(path)]
+        differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
         if len(differing) == 1 and sized[first.name] == sized[second.name]:
             paths += differing
-    paths = [path for path in results.plan.paths if path in paths]
+    paths = [path for path in plan.paths if path in paths]
     series: dict[str, list[Arm]] = {}
     for arm in arms:
         series.setdefault(", ".join(_label(path, arm.values.get(path)) for path in paths), []).append(arm)
