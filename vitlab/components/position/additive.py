@@ -178,11 +178,10 @@ class Sinusoidal(_Fixed):
         super().__init__(g, where)
         count = g.tokens if prefix_rows == "own" else g.patches
         # In float64, so that the rows are rounded once, at the end.
-        pair = torch.arange((g.dim + 1) // 2).double()
-        exponent = pair / max(g.dim // 2 - 1, 1) if layout == "tensor2tensor" else 2 * pair / g.dim
+        pair, half = torch.arange((g.dim + 1) // 2).double(), g.dim // 2
+        exponent = pair / max(half - 1, 1) if layout == "tensor2tensor" else 2 * pair / g.dim
         angle = torch.arange(count).double()[:, None] * temperature**-exponent
         sin, cos = angle.sin(), angle.cos()
-        half = g.dim // 2
         if layout == "interleaved":
             rows = torch.stack([sin, cos], 2).flatten(1)[:, : g.dim]
         elif layout == "concatenated":

@@ -118,8 +118,9 @@ class RoPE2D(_Rotary):
             place_R, side = torch.arange(count), math.isqrt(count)
             place_2R = torch.stack([place_R // side, place_R % side]).double()
             angle = _rotation_angles(place_2R, _frequencies(register_theta, g))
-            before = len(g.prefix) - count
-            cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
+            end = len(g.prefix)
+            first = end - count
+            cos[first:end], sin[first:end] = angle.cos(), angle.sin()
         self._register_constant("cos", cos)
         self._register_constant("sin", sin)
         if self.augments:
