@@ -439,10 +439,11 @@ def check_init_scheme(choice: ResolvedChoice) -> None:
             with prefix_failures(f"draws {name}"):
                 scheme.initialise_parameter(x, name, kind, 16, seed)
             draws.append(x)
-        assert draws[0].isfinite().all(), f"leaves values of {name} unset or not finite"
-        assert torch.equal(draws[0], draws[1]), f"draws {name} differently in two calls under one seed"
-        constant = bool((draws[0] == draws[0].flatten()[0]).all())
-        assert constant or not torch.equal(draws[0], draws[2]), f"draws {name} the same under every seed"
+        first, again, other = draws
+        assert first.isfinite().all(), f"leaves values of {name} unset or not finite"
+        assert torch.equal(first, again), f"draws {name} differently in two calls under one seed"
+        constant = bool((first == first.flatten()[0]).all())
+        assert constant or not torch.equal(first, other), f"draws {name} the same under every seed"
 
 
 def check_model(choice: ResolvedChoice) -> None:
