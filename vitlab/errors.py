@@ -187,7 +187,7 @@ class GeometryError(UserError):
         faults: options of the model that do not fit each other, the one to change first, and sentences.
     """
 
-    def __init__(self, *faults: tuple[tuple[str, ...], str]) -> None:
+    def __init__(self, *faults: Fault) -> None:
         self.faults = faults
         super().__init__("; ".join(message for _, message in faults))
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from vitlab.errors import GeometryError
+from vitlab.errors import Fault, GeometryError
 
 Pair = tuple[int, int]
 """Height and width."""
@@ -43,7 +43,7 @@ class Geometry:
         Raises:
             GeometryError: with every size that does not divide another, the option to change and values that do.
         """
-        faults: list[tuple[tuple[str, ...], str]] = []
+        faults: list[Fault] = []
         axes = list(zip(("height", "width"), self.image, self.patch, strict=True))
         # Of a square, one sentence is enough.
         equal = axes[0][1:] == axes[1][1:]

@@ -23,7 +23,7 @@ from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
 from vitlab.components.position import encodings_of_choice
-from vitlab.errors import GeometryError
+from vitlab.errors import Fault, GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, import_optional, slot
 from vitlab.spec import Choice
@@ -228,12 +228,12 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _choose_by_block(options: Any) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
+def _choose_by_block(options: Any) -> tuple[tuple[BlockChoices, ...], list[Fault]]:
     """Return the components of every block, the model's own with the changes of ``blocks``, and faults in these."""
     own = BlockChoices(options.block, options.attention, options.mlp, options.norm)
     choices = [own] * options.depth
     spans: dict[int, str] = {}
-    faults: list[tuple[tuple[str, ...], str]] = []
+    faults: list[Fault] = []
     for span, parts in options.blocks.items():
         first, _, last = span.partition("-")
         indices = range(int(first), int(last or first) + 1)
