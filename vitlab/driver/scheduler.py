@@ -179,15 +179,16 @@ class Schedule:
         self._running.discard(end.job.folder)
         retries: list[tuple[Job, list[Path]]] = []  # trials whose successors are equal are retried together
         for folder, ending, detail in read_trial_endings(end):
+            stored = TrialFolder(folder)
             self._endings[folder][ending] += 1
             successor = self._make_retry(end.job, ending, self._endings[folder][ending])
             if ending == Ending.REFUSED:
                 self._refusals.append(detail)
                 with suppress(OSError):  # the run ends with the reason all the same
-                    TrialFolder(folder).write_failure(detail, kind=ending)
+                    stored.write_failure(detail, kind=ending)
             elif successor is not None:
                 # Otherwise the next driver would skip the trial, should this one die.
-                TrialFolder(folder).clear_failure()
+                stored.clear_failure()
                 folders = next((folders for job, folders in retries if job == successor), None)
                 if folders is None:
                     retries.append((successor, folders := []))
@@ -195,13 +196,13 @@ class Schedule:
                 detail += "; it is resumed" if ending == Ending.PREEMPTED else "; it is tried again"
             elif ending == Ending.DONE:
                 self._done += 1
-                TrialFolder(folder).remove_checkpoint_and_restore_spec()
-                TrialFolder(folder).remove_empty_log()
+                stored.remove_checkpoint_and_restore_spec()
+                stored.remove_empty_log()
             else:
                 self.failed += 1
                 if ending != Ending.STOPPED:  # from outside, which leaves the trial intact, but incomplete
                     with suppress(OSError):  # if nothing can be written, the next run retries the trial
-                        TrialFolder(folder).mark_failed(detail, ending)
+                        stored.mark_failed(detail, ending)
                     ending = Ending.FAILED
             self._session.watch.on_end(self._planned[folder], ending, detail)
         # In halves after every ending: a batch mostly lacks memory, and the kernel ends a worker without saying so.
