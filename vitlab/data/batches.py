@@ -17,7 +17,7 @@ from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest, iter_i
 from vitlab.data.pixels import IGNORED, VOID, per_channel
 from vitlab.data.splits import Prepared, Subset
 from vitlab.registry import slot
-from vitlab.spec import Choice
+from vitlab.spec import ChoiceLike
 
 Request = tuple[int, int, int, "tuple[range, ...] | None", int]
 """The arguments of :meth:`Feed.batch`."""
@@ -67,7 +67,7 @@ class Feed:
     def __init__(
         self,
         prepared: Prepared,
-        augment: Sequence[Choice | str | Mapping[str, object]],
+        augment: Sequence[ChoiceLike],
         seeds: Mapping[str, int],
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,

@@ -39,7 +39,7 @@ from vitlab.identity import source
 from vitlab.identity.code import class_modules, transitive_digests
 from vitlab.identity.trial import hash_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
-from vitlab.spec import Choice
+from vitlab.spec import ChoiceLike
 from vitlab.spec.trial import TEST_SET_OPTIONS
 
 NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment", *TEST_SET_OPTIONS)
@@ -65,7 +65,7 @@ class DataSource:
         OptionError: if the options are invalid.
     """
 
-    def __init__(self, choice: Choice | str | Mapping[str, object]) -> None:
+    def __init__(self, choice: ChoiceLike) -> None:
         self.choice: ResolvedChoice = slot("dataset").resolve_choice(choice)
         self.dataset: Dataset = slot("dataset").build(self.choice)
         self.options = self.choice.options
@@ -226,14 +226,12 @@ class DataSource:
         return [f"{note} 'decoded: disk' keeps them in {folder}, which is many times as fast."]
 
 
-def data_info(choice: Choice | str | Mapping[str, object]) -> DataInfo:
+def data_info(choice: ChoiceLike) -> DataInfo:
     """Return the properties of the data as the model sees it; see :meth:`DataSource.info` for errors."""
     return DataSource(choice).info()
 
 
-def prepare(
-    choice: Choice | str | Mapping[str, object], seeds: Mapping[str, int], expected: str | None = None
-) -> Prepared:
+def prepare(choice: ChoiceLike, seeds: Mapping[str, int], expected: str | None = None) -> Prepared:
     """Read a data set, or take it from the cache, and split it.
 
     The test split is the official one.  Validation is the authors' own if they define one and the study gives no

@@ -5,7 +5,6 @@ activations and softmax are not counted, as is usual.  :func:`cost_of` builds an
 where tensors have shapes but no values.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, evaluation_mode, model
-from vitlab.spec import Choice
+from vitlab.spec import ChoiceLike
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost:
+def cost_of(choice: ChoiceLike, data: DataInfo) -> Cost:
     """Build a model on the meta device and return its cost.
 
     Raises:

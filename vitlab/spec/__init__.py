@@ -5,7 +5,7 @@ and their options.
 """
 
 from vitlab.spec.changes import read_study
-from vitlab.spec.choice import Choice
+from vitlab.spec.choice import Choice, ChoiceLike
 from vitlab.spec.run import RunSpec, Seeds
 from vitlab.spec.study import Analysis, Match, Rule, Study, Tune
 from vitlab.spec.trial import STREAMS, TrainSpec, TrialSpec
@@ -15,6 +15,7 @@ __all__ = [
     "STREAMS",
     "Analysis",
     "Choice",
+    "ChoiceLike",
     "Document",
     "Match",
     "Rule",

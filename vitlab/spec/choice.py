@@ -147,6 +147,10 @@ class Choice:
         return choice_core_schema(validate)
 
 
+ChoiceLike = Choice | str | Mapping[str, object]
+"""What :meth:`Choice.parse` takes: a choice, a name, or a mapping whose ``type`` is the name."""
+
+
 def choice_core_schema(validate: Callable[[Any], Choice]) -> CoreSchema:
     """Return pydantic's schema of a choice that a function validates."""
     return core_schema.no_info_plain_validator_function(
