@@ -159,13 +159,14 @@ class Training:
 
     def _build_param_groups(self, optimizer: Optimizer) -> Sequence[Group]:
         """Return the parameters in groups of equal decay and rate."""
-        groups: Sequence[Group] = group_by_decay(self.module, optimizer.weight_decay, self.module.no_weight_decay())
+        module = self.module
+        groups: Sequence[Group] = group_by_decay(module, optimizer.weight_decay, module.no_weight_decay())
         # Before rates are divided by layer and width, which split every rule's groups in the same way.
-        groups = optimizer.route(groups, self.module)
+        groups = optimizer.route(groups, module)
         if self.spec.layer_decay is not None:
-            layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
+            layers = {name: module.layer_of(name) for name, _ in module.named_parameters()}
             groups = split_for_layer_decay(groups, layers, self.spec.layer_decay)
-        if factors := self.module.rate_factors():
+        if factors := module.rate_factors():
             groups = split_by_settings(groups, import_optional("mup").make_group_scaling(factors, optimizer))
         return groups
 
