@@ -77,12 +77,15 @@ class Analysis(Frozen):
         return "lower is better" if self.goal == "min" else "higher is better"
 
 
+AboveOne = Annotated[float, Field(gt=1)]
+
+
 class CostLimits(Frozen):
     """Largest costs of checked code, as multiples of the costs of the commit that the baseline was accepted at."""
 
-    time: Annotated[float, Field(gt=1)] | None = None
+    time: AboveOne | None = None
     """Seconds of a training image."""
-    memory: Annotated[float, Field(gt=1)] | None = None
+    memory: AboveOne | None = None
     """Peak memory of a training."""
 
 
