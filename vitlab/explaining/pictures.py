@@ -30,6 +30,7 @@ Labels = NDArray[np.int64]
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 TOLERANCE = 0.05  #: largest relative error of an attribution's sum of patches
+ROUNDING = 1e-5  #: largest absolute error, of logits in float32
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
 MOST = 0.75  #: part of a probability: a plain image that keeps it, or random patches that take it, are noted
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
@@ -70,7 +71,7 @@ class Scale(NamedTuple):
 def sums_differ(numbers: Mapping[str, Any]) -> bool:
     """Return whether an attribution's sum of patches is not the difference of the logits, which it approximates."""
     total, difference = numbers["sum"], numbers["logit_difference"]
-    return bool(abs(total - difference) > TOLERANCE * abs(difference))
+    return bool(abs(total - difference) > TOLERANCE * abs(difference) + ROUNDING)
 
 
 class Map(NamedTuple):

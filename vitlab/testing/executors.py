@@ -171,8 +171,13 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], choice: ResolvedCh
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
-    training = replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),))
-    _check_job_ends_as_error_and_done(_Driver(choice), work["raise"], training)
+    driver = _Driver(choice)
+    driver.submit(work["raise"])
+    end = driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    assert jobs.FAILURE in end.detail, (
+        f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
+    )
+    _check_job_ends_done(driver, replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),)))
 
 
 def _check_poll_timeout(driver: _Driver) -> None:
@@ -218,13 +223,8 @@ def _check_cancel(driver: _Driver) -> None:
     driver.poll(0.2)  # no further end
 
 
-def _check_job_ends_as_error_and_done(driver: _Driver, raising: Job, job: Job) -> None:
-    """Check that a job that raises ends as error, and another one once as done, with its result in the store."""
-    driver.submit(raising)
-    end = driver.expect_end(raising, Ending.ERROR, "a job whose trial raises an exception ends as error")
-    assert jobs.FAILURE in end.detail, (
-        f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
-    )
+def _check_job_ends_done(driver: _Driver, job: Job) -> None:
+    """Check that a job ends once as done, with its result in the store."""
     driver.submit(job)
     driver.expect_end(job, Ending.DONE, "a job whose trial has a result ends as done")
     assert TrialFolder(job.folder).done(), (
@@ -239,7 +239,9 @@ def _check_in_driver_executor(driver: _Driver, work: Mapping[str, Job]) -> None:
     with _naming_method("cancel"):
         driver.executor.cancel(GRACE_S)
     driver.expect_end(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
-    _check_job_ends_as_error_and_done(driver, work["raise"], work["train"])
+    driver.submit(work["raise"])
+    driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    _check_job_ends_done(driver, work["train"])
 
 
 def _processes(work: Iterable[Job]) -> list[str]:
