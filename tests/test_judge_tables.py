@@ -385,6 +385,13 @@ def test_table_without_seeds_is_said_to_be_unpaired_once(tmp_path: Path) -> None
     ]
 
 
+def test_table_of_one_value_per_arm_and_block_is_not_judged_by_welch() -> None:
+    frame = pd.DataFrame(
+        {"arm": ["a", "b"] * 4, "data": [*"wwxxyyzz"], "acc": [0.8, 0.9, 0.7, 0.82, 0.5, 0.6, 0.6, 0.72]}
+    )
+    assert not any("Welch" in note for note in judge(frame, metric="acc", arm="arm", block="data").notes)
+
+
 def test_options_that_differ_are_noted(tmp_path: Path) -> None:
     lrs = LONG.replace("seed", "lr")
     warning = "Warning: rows of an arm differ in lr, and count as its seeds."

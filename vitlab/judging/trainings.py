@@ -260,10 +260,11 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
             and not others.loc[frame.index, [name]].assign(arm=frame["arm"]).duplicated().any()
             and others.loc[frame.index, name].nunique() < len(frame)
         ]
-        remarks.notes.append(
-            "Without --seed the arms are not paired, so that the test is Welch's t: name the column of the seeds"
-            f"{f', which may be {list_some(shared)},' * bool(shared)} if they share some."
-        )
+        if sizes.max() > 1:  # else the test is over blocks
+            remarks.notes.append(
+                "Without --seed the arms are not paired, so that the test is Welch's t: name the column of the seeds"
+                f"{f', which may be {list_some(shared)},' * bool(shared)} if they share some."
+            )
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes(
             "without --arm every column is an arm: name the column of the arms if a row is a training, or delete a "

@@ -86,7 +86,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     height = 3.2 if share_panel else 1.6 + 0.15 * max(label.count("\n") for label in labels.values())
     # Curves of the first fifth would flatten the others.
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
-    low, high = float(late.min()), float(late.max())
+    low, high = late.agg(["min", "max"]).tolist()
     if is_log := 0 < LINEAR_RATIO * low < high:  # as of the loss of an arm that fails
         low, high = low / 1.1, high * 1.1
     else:
