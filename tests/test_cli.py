@@ -810,7 +810,7 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert "under other code" not in printed
     with mock.patch("vitlab.planning.resolve.trial_code_digest", return_value="other"):
         _, printed, _ = call("plan", file, "--out", out, "--set", "seeds=3")
-    assert "Missing trials ended before under other code: vitlab, a package or a file of --plugin has" in printed
+    assert "Some missing trials ended before under other code: vitlab, a package or a file of --plugin has" in printed
 
 
 def test_table_of_explanations_leaves_out_a_column_before_words_break(monkeypatch: pytest.MonkeyPatch) -> None:

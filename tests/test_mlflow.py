@@ -1815,7 +1815,7 @@ def test_ui_opens_a_study_where_it_was_delivered(tmp_path: Path) -> None:
         shown = CliRunner().invoke(cli.cli, [*words, "--out", str(tmp_path)])
         assert shown.exit_code == 0 and "served   http://server/#/experiments/4\n" in shown.output
     sent = str(CliRunner().invoke(cli.cli, ["ui", "sent", "--out", str(tmp_path)]).exception)
-    assert "go on there with: wandb sync runs/*. Studies to open: served. " in sent
+    assert "its folder says how to go on there: wandb sync runs/*. Studies to open: served. " in sent
     assert sent.endswith(f"type: vitlab sync {tmp_path} --tracker mlflow")
 
 
@@ -1842,6 +1842,9 @@ def test_sync_asks_for_the_server_that_only_the_environment_of_a_run_named(
     assert "name it by --tracking-uri or MLFLOW_TRACKING_URI" in caplog.text
     [item] = sync(runs.out, tracker="mlflow")
     assert item.link
+    # Earlier versions wrote one place.
+    (runs.out / "studies/tiny" / DELIVERED).write_text(json.dumps({"place": "embedded", "link": item.link}))
+    assert sync(runs.out)[0].link == item.link
 
 
 def test_request_that_times_out_ends_a_delivery(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:

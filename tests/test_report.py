@@ -579,9 +579,10 @@ def test_arm_of_which_every_seed_beats_guesses_is_not_at_chance(tmp_path, undraw
 
 
 def test_arm_without_interval_is_at_chance_unless_guesses_reach_less(tmp_path, undrawn):
-    """One seed, and equal seeds of an arm that always answers one class, have no interval."""
+    """One or two seeds, and equal seeds of an arm that always answers one class, have no interval."""
     beyond = 0.1 + 2 * np.sqrt(0.1 * 0.9 / 100)
-    for number, values in enumerate(({"a": [0.15], "b": [0.17]}, {"a": [0.11, 0.11, 0.11], "b": [0.17, 0.17, 0.17]})):
+    studies = {"a": [0.15], "b": [0.17]}, {"a": [0.09, 0.08], "b": [0.17, 0.18]}, {"a": [0.11] * 3, "b": [0.17] * 3}
+    for number, values in enumerate(studies):
         assert values["a"][0] < beyond < values["b"][0]
         plan, store = _diverging_study(tmp_path / str(number), values)
         results = dataclasses.replace(StudyResults.read(plan, store), quantum=0.01)

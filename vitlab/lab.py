@@ -198,7 +198,10 @@ class _Run:
             plan, store = self.plan, self.session.store
             folders = [store.folder(item.trial) for item in plan.trials if is_selected(item.arm, self.only)]
             # A worker that has written its checkpoint may not have ended yet.
-            done, paused = sum(map(TrialFolder.done, folders)), sum(each.checkpoint.exists() for each in folders)
+            done, paused = (
+                sum(map(TrialFolder.done, folders)),
+                sum(each.checkpoint.exists() and not each.done() for each in folders),
+            )
             file = store.study(plan.study) / "report" / "report.html"
             written = f"; the report is {display_path(file)}" if report.is_current(plan, store) else ""
             counts = f"{done} of {len(folders)} trials ended, {paused} with a checkpoint"

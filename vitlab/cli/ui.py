@@ -44,7 +44,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     name = next(iter(pages or links), "") if study is None else stored_study_name(study)
     if name not in pages:
         why = (
-            f" It was delivered elsewhere; go on there with: {links[name]}." if name in links else nearest(name, pages)
+            f" It was delivered elsewhere; its folder says how to go on there: {links[name]}."
+            if name in links
+            else nearest(name, pages)
         )
         what, opened = f"study '{name}'" if name else "a study", ", ".join(sorted(pages)) or "none"
         raise UserError(
@@ -73,7 +75,8 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         if not no_browser and sys.stdout.isatty() and has_display and links[name].startswith("#"):
             webbrowser.open(pages[name])
         if server is None:
-            say("Another process runs the server of this page.")
+            if links[name].startswith("#"):
+                say("Another process runs the server of this page.")
             return
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")

@@ -165,8 +165,8 @@ def describe_outdated(folders: Iterable[TrialFolder]) -> Iterator[str]:
     """Yield a sentence if some of the missing ones of trials have a result of other code."""
     if any(not folder.done() and any(folder.path.parent.glob("*/result.json")) for folder in folders):
         yield (
-            "Missing trials ended before under other code: vitlab, a package or a file of --plugin has changed. The "
-            "earlier results are kept and not used."
+            "Some missing trials ended before under other code: vitlab, a package or a file of --plugin has changed. "
+            "The earlier results are kept and not used."
         )
 
 

@@ -84,8 +84,8 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     if mappings and remarks.of_table:
         remarks.add_mistakes(
             f"{shortlist(mappings)} hold mappings; pandas makes columns of them: "
-            "pandas.json_normalize(frame.to_dict('records')), after frame['COLUMN'].map(ast.literal_eval) of texts, as "
-            "in a file"
+            "pandas.json_normalize(frame.to_dict('records')); of texts, as in a file, first type "
+            "frame['COLUMN'] = frame['COLUMN'].map(ast.literal_eval)"
         )
     if not is_long:
         return

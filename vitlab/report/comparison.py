@@ -284,8 +284,10 @@ def _chance_if_unbeaten(chance: float, mean: replicates.Mean, ahead: Sequence[fl
     noise = 2 * math.sqrt(max(0.0, chance * (1 - chance) * quantum))
     if not ahead or 0 < noise < min(ahead):
         return NAN
-    # One seed, or equal ones, as of an arm that always answers the same class, do not say how far they scatter.
-    half = mean.mean - mean.low if mean.sd > 0 else noise
+    half = mean.mean - mean.low
+    # One or two seeds, or equal ones, as of an arm that always answers one class, do not say how far they scatter.
+    if math.isnan(half) or mean.sd == 0:
+        half = noise
     return chance if np.mean(ahead) - half <= 1e-6 * abs(chance) else NAN  # metrics are of float32
 
 

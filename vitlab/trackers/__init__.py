@@ -222,7 +222,9 @@ def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
 
 def read_deliveries(study_folder: Path) -> Mapping[str, Any]:
     """Return by place what the last complete delivery of a study returned."""
-    return read_json(study_folder / DELIVERED, require_mapping) or {}
+    record = read_json(study_folder / DELIVERED, require_mapping) or {}
+    # Earlier versions knew one place.
+    return {str(record["place"]): record.get("link")} if "place" in record else record
 
 
 tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built

@@ -40,7 +40,7 @@ from vitlab.trackers import tracker as trackers
 log = logging.getLogger(__name__)
 
 ELSEWHERE = (
-    "its run delivered to another place, which nothing here names; name it by --tracking-uri or MLFLOW_TRACKING_URI. "
+    "it was delivered to another place, which nothing here names; name it by --tracking-uri or MLFLOW_TRACKING_URI. "
     "--tracker mlflow delivers to the output folder."
 )
 TRIAL_S = 0.001

@@ -109,6 +109,6 @@ def study_links(root: Path) -> dict[str, str]:
             if page in ids:
                 links[page] = dashboard.comparison_link(ids[page], view)
         for place, link in read_deliveries(plan.parent).items():
-            if link and place != EMBEDDED and name not in ids:
+            if link and str(link).isprintable() and place != EMBEDDED and name not in ids:
                 links[name] = str(link)
     return links

@@ -87,7 +87,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     # Curves of the first fifth would flatten the others.
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
     low, high = late.agg(["min", "max"]).tolist()
-    if is_log := 0 < LINEAR_RATIO * low < high:  # as of the loss of an arm that fails
+    if is_log := not scale.points and 0 < LINEAR_RATIO * low < high:  # as of the loss of an arm that fails
         low, high = low / 1.1, high * 1.1
     else:
         room = 0.05 * (high - low) or 0.5
