@@ -452,7 +452,7 @@ def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) ->
     warned = [note for note in document["notes"] if "edge of its grid" in note]
     assert len(warned) == bool(edge) and all(arm in note for arm in edge for note in warned)
     assert any("12 full-length trainings" in note for note in document["notes"])
-    assert not any("learning rate" in note for note in document["notes"])
+    assert not any("one learning rate" in note for note in document["notes"])
     for form in ("terminal", "md", "html"):
         output = str(report.render(answer.plan, answer.store, form))
         assert "tuned for" in output and "lr=0.03" in output
